@@ -32,21 +32,21 @@ def scores_of(seed: int) -> dict[str, ContrastScore] | None:
 
 
 @pytest.fixture(scope="module")
-def found() -> list[dict[str, ContrastScore]]:
+def result() -> list[dict[str, ContrastScore]]:
     made = [scores for seed in SEEDS if (scores := scores_of(seed))]
     assert len(made) >= 9  # of most pairs the flips say that they are as planted
     return made
 
 
 def test_gradcam_shows_the_token_wherever_the_flips_confirm_the_pair(
-    found: list[dict[str, ContrastScore]],
+    result: list[dict[str, ContrastScore]],
 ) -> None:
-    assert [scores["gradcam"].shows for scores in found] == [True] * len(found)
-    assert min(scores["gradcam"].interval[0] for scores in found) > 0.8
+    assert [scores["gradcam"].shows for scores in result] == [True] * len(result)
+    assert min(scores["gradcam"].interval[0] for scores in result) > 0.8
 
 
 @pytest.mark.parametrize("control", CONTROLS)
-def test_no_control_ever_shows_it(found: list[dict[str, ContrastScore]], control: str) -> None:
-    assert [scores[control].shows for scores in found] == [False] * len(found)
+def test_no_control_ever_shows_it(result: list[dict[str, ContrastScore]], control: str) -> None:
+    assert [scores[control].shows for scores in result] == [False] * len(result)
     if control in EXACT:
-        assert {scores[control].auc for scores in found} == {0.5}
+        assert {scores[control].auc for scores in result} == {0.5}

@@ -88,8 +88,8 @@ def test_the_given_network_is_not_touched() -> None:
     assert torch.equal(torch.get_rng_state(), state) and torch.equal(images, pixels)
     assert same(model, Model(before))
     assert [m.training for m in model.module.modules()] == [m.training for m in before.modules()]
-    for mine, kept in zip(model.module.parameters(), before.parameters(), strict=True):
-        assert mine.requires_grad == kept.requires_grad
+    for mine, stored in zip(model.module.parameters(), before.parameters(), strict=True):
+        assert mine.requires_grad == stored.requires_grad
     grads = [weight.grad for weight in model.module.parameters()]
     assert torch.equal(grads[0], torch.ones_like(grads[0])) and grads[1:] == [None] * (len(grads) - 1)
     assert not any(part._forward_hooks for part in model.module.modules())
@@ -111,16 +111,16 @@ def test_a_killed_training_ends_with_the_same_weights(stop: tuple[str, int], tmp
 
     with pytest.raises(KeyboardInterrupt):
         make_pair(model, images, labels, out=tmp_path, progress=killed, **options)
-    told: list[tuple[str, int]] = []
+    reported: list[tuple[str, int]] = []
     resumed = make_pair(
         model,
         images,
         labels,
         out=tmp_path,
-        progress=lambda which, s: told.append((which, s.epoch)),
+        progress=lambda which, s: reported.append((which, s.epoch)),
         **options,
     )
-    assert told[0] == stop  # the epochs before it are not repeated
+    assert reported[0] == stop  # the epochs before it are not repeated
     assert same(whole.a, resumed.a) and same(whole.b, resumed.b)
     assert whole.planting == resumed.planting
     again: list[Any] = []
@@ -174,9 +174,9 @@ def frozen(module: nn.Module) -> nn.Module:
 )
 def test_what_cannot_be_used_is_one_sentence(change: Any, sentence: str, tmp_path: Path) -> None:
     model = network()
-    with pytest.raises(HeatproofError, match=sentence) as told:
+    with pytest.raises(HeatproofError, match=sentence) as reported:
         make_pair(*change(model, *model_ready(model)), positive=1, out=tmp_path)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(reported.value)
     assert not list(tmp_path.iterdir()) and same(model, network())
 
 
@@ -203,8 +203,8 @@ def test_a_network_that_cannot_learn_the_token_is_told_and_nothing_is_judged() -
     assert not made.holds and "planting failed" in made.planting.sentence
     with pytest.raises(InputError, match="planting failed"):
         contrast_scores(made, "gradcam")
-    found = hp.contrast(model, *model_ready(model), "gradcam", positive=1, epochs=1, lr=1e-6)
-    assert not found.points[0].holds and not found.scores and "planting failed" in found._repr_html_()
+    result = hp.contrast(model, *model_ready(model), "gradcam", positive=1, epochs=1, lr=1e-6)
+    assert not result.points[0].holds and not result.scores and "planting failed" in result._repr_html_()
 
 
 def test_planting_needs_both_shares_and_pictures_to_ask_about() -> None:
@@ -242,15 +242,15 @@ def test_inside_is_the_share_of_the_budget_on_the_widened_token(cells: int) -> N
         masks[i, 4 * i : 4 * i + 5, 10:18] = True
     values = torch.rand(5, cells, cells)
     values[4] = 0.5  # constant: marks nothing
-    found = inside_token(Maps("x", values, (32, 32), torch.ones(5)), masks)
+    result = inside_token(Maps("x", values, (32, 32), torch.ones(5)), masks)
     reach = 32 // cells // 2
     for i in range(4):
         heat = F.interpolate(values[i][None, None], (32, 32), mode="bilinear", align_corners=False)[0, 0]
         best = heat.flatten().argsort(descending=True, stable=True)[:40]
         top, left = best // 32, best % 32
         near = (top >= 4 * i - reach) & (top < 4 * i + 5 + reach) & (left >= 10 - reach) & (left < 18 + reach)
-        assert found[i] == pytest.approx(near.float().mean())
-    assert found[4] == 0
+        assert result[i] == pytest.approx(near.float().mean())
+    assert result[4] == 0
 
 
 # --- the whole test -----------------------------------------------------------------------------------------
@@ -264,16 +264,16 @@ def test_a_folder_of_pictures_two_strengths_and_methods_added_later(tmp_path: Pa
         "token": TAG, "positive": "green", "strength": (0.5, 1.0), "lr": 3e-3, "out": tmp_path / "out",
         "progress": lambda strength, which, _: which != "maps" and seen.append((strength, which)),
     }  # fmt: skip
-    found = hp.contrast(model, folder(tmp_path / "pictures"), None, ["gradcam", "edges"], **options)
-    assert found.positive == "green" and [point.strength for point in found.points] == [1.0, 0.5]
-    assert found.points[0].holds and found.scores["gradcam"].auc > 0.9 and found.scores["edges"].auc == 0.5
-    assert found.shown_from("gradcam") in (0.5, 1.0) and found.shown_from("edges") is None
-    assert found.methods == ["gradcam", "edges", TOKEN_REMOVED] and len(found.pictures) == 4
+    result = hp.contrast(model, folder(tmp_path / "pictures"), None, ["gradcam", "edges"], **options)
+    assert result.positive == "green" and [point.strength for point in result.points] == [1.0, 0.5]
+    assert result.points[0].holds and result.scores["gradcam"].auc > 0.9 and result.scores["edges"].auc == 0.5
+    assert result.shown_from("gradcam") in (0.5, 1.0) and result.shown_from("edges") is None
+    assert result.methods == ["gradcam", "edges", TOKEN_REMOVED] and len(result.pictures) == 4
     seen.clear()
     more = hp.contrast(model, tmp_path / "pictures", None, ["gradcam", "layercam"], **options)
     assert not seen  # nothing is trained twice
-    assert more.scores["gradcam"].auc == found.scores["gradcam"].auc and "layercam" in more.scores
-    assert np.array_equal(more.scores["gradcam"].maps[0], found.scores["gradcam"].maps[0])
+    assert more.scores["gradcam"].auc == result.scores["gradcam"].auc and "layercam" in more.scores
+    assert np.array_equal(more.scores["gradcam"].maps[0], result.scores["gradcam"].maps[0])
 
 
 def test_folders_without_classes_and_other_peoples_classes_are_one_sentence(tmp_path: Path) -> None:

@@ -55,17 +55,17 @@ def test_the_command_writes_a_page_and_numbers_and_reads_only_the_rest(place: Pa
     assert {path: path.read_bytes() for path in before} == before
     made = {path.relative_to(place).parts[0] for path in place.rglob("*")}
     assert made - {"__pycache__"} == {"net.py", "weights.pt", "pictures", "out"}
-    found = json.loads(Path("out/contrast.json").read_text())
+    outcome = json.loads(Path("out/contrast.json").read_text())
     assert (
-        found["schema"] == 1
-        and found["token"] == "tag"
-        and [p["strength"] for p in found["points"]] == [1, 0.5]
+        outcome["schema"] == 1
+        and outcome["token"] == "tag"
+        and [p["strength"] for p in outcome["points"]] == [1, 0.5]
     )
-    first = found["points"][0]
+    first = outcome["points"][0]
     assert first["holds"] and first["planted"]["share"] >= 0.9 and first["clean"]["share"] <= 0.1
     assert first["methods"]["gradcam"]["auc"] > 0.9 and first["methods"]["gradcam"]["shows"]
     for floor in ("random", "edges", "centre"):
-        assert first["methods"][floor]["auc"] == 0.5 and found["shown_from"][floor] is None
+        assert first["methods"][floor]["auc"] == 0.5 and outcome["shown_from"][floor] is None
     assert first["methods"]["token removed"]["seen"] is None
     rows = list(csv.DictReader(Path("out/contrast.csv").read_text().splitlines()))
     assert {row["method"] for row in rows} == {"gradcam", "random", "edges", "centre", "token removed"}

@@ -191,10 +191,10 @@ def test_without_a_region_it_is_where_the_clean_image_shows_the_class() -> None:
 
 def test_the_region_stays_when_images_and_weights_change() -> None:
     model, columns = bind_targets(hp.load_model(pixels()), images(), 1)
-    regions = model.head.regions  # type: ignore[union-attr]
+    regions = model.head.where  # type: ignore[union-attr]
     stranger = untrained_copy(model, images(), 0)
-    assert bind_targets(stranger, images() + 1, 1)[0].head.regions is stranger.head.regions  # type: ignore[union-attr]
-    assert torch.equal(stranger.head.regions, regions)  # type: ignore[union-attr]
+    assert bind_targets(stranger, images() + 1, 1)[0].head.where is stranger.head.where  # type: ignore[union-attr]
+    assert torch.equal(stranger.head.where, regions)  # type: ignore[union-attr]
     assert torch.equal(bind_targets(model, images() * 2, None)[1].numbers, columns.numbers)
 
 

@@ -26,12 +26,12 @@ from heatproof.monitor.watch import AlarmRaised, Monitor
 
 EPOCHS = 3
 RANK = int(os.environ.get("RANK", "0"))
-said: list[str] = []
+messages: list[str] = []
 
 
 class Heard(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        said.append(record.getMessage())
+        messages.append(record.getMessage())
 
 
 def monitor(**options: Any) -> Monitor:
@@ -43,7 +43,7 @@ def monitor(**options: Any) -> Monitor:
 def trained(watching: Monitor, net: nn.Module | None = None, checked: bool = True) -> dict[str, Any]:
     """A user's loop around a monitor; how it ended in this process."""
     wrapped = nn.parallel.DistributedDataParallel(net or blind())
-    said.clear()
+    messages.clear()
     epochs, ended, reports = 0, "", []
     try:
         if checked:
@@ -57,7 +57,7 @@ def trained(watching: Monitor, net: nn.Module | None = None, checked: bool = Tru
         ended = f"{type(error).__name__}: {error}"
     alone = torch.ones(1)
     distributed.all_reduce(alone)  # both are still here, and at the same place
-    return {"epochs": epochs, "ended": ended, "reports": reports, "said": list(said), "here": int(alone),
+    return {"epochs": epochs, "ended": ended, "reports": reports, "said": list(messages), "here": int(alone),
             "known": len(watching.trajectory)}  # fmt: skip
 
 
@@ -84,7 +84,7 @@ class Wide(nn.Module):
 
 def plain(_: Path) -> dict[str, Any]:
     seen: list[int] = []
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "stop": trained(monitor()),
         "warn": trained(monitor(stop_on=())),
         "every": trained(monitor(stop_on=(), every=2)),
@@ -94,7 +94,7 @@ def plain(_: Path) -> dict[str, Any]:
         "cannot be measured": trained(monitor(layer="nowhere"), checked=False),
         "check": trained(monitor(stop_on=(), layer=None), Wide()),
     }
-    return {**found, "seen": seen}
+    return {**result, "seen": seen}
 
 
 def lightning(out: Path) -> dict[str, Any]:
@@ -163,10 +163,10 @@ if __name__ == "__main__":
     logging.getLogger("heatproof.monitor").addHandler(Heard())
     place = Path(sys.argv[1])
     distributed.init_process_group("gloo", timeout=timedelta(seconds=60))  # the libraries take it up
-    found = {
+    result = {
         kind.__name__: kind(place / kind.__name__)
         for kind, package in ((plain, "torch"), (lightning, "lightning"), (huggingface, "accelerate"))
         if find_spec(package)
     }
-    (place / f"{RANK}.json").write_text(json.dumps(found))
+    (place / f"{RANK}.json").write_text(json.dumps(result))
     distributed.destroy_process_group()

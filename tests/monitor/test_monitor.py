@@ -259,15 +259,15 @@ def spots() -> tuple[Tensor, Tensor]:
 
 
 def test_alarms_are_told_once_and_may_stop_training(caplog: Any) -> None:
-    model, told = Blanked(), []
+    model, reported = Blanked(), []
     images, labels = spots()
     options: Any = {"methods": ["layercam"], "layer": "features", "class_names": ["a", "b"]}
-    monitor = Monitor(images, labels, on_alarm=told.append, **options)
+    monitor = Monitor(images, labels, on_alarm=reported.append, **options)
     assert measured(monitor, model, 1).alarms == ()
     model.blank = True
     second, third = measured(monitor, model, 2), measured(monitor, model, 3)
-    assert [(a.mechanism, a.class_name, a.checkpoint) for a in told] == [(2, "b", "epoch-002")]
-    assert second.new_alarms == tuple(told)
+    assert [(a.mechanism, a.class_name, a.checkpoint) for a in reported] == [(2, "b", "epoch-002")]
+    assert second.new_alarms == tuple(reported)
     assert len(third.alarms) == 1 and third.new_alarms == ()
     assert not caplog.records  # on_alarm speaks instead
 
@@ -314,8 +314,8 @@ def test_the_run_folder_holds_what_a_run_would(net: nn.Module, tmp_path: Path) -
     )
     assert stored[0]["value"] == report.cscore["gradcam"]
     maps = hp.explain(net, pictures(), "gradcam", LABELS, batch_size=8)["gradcam"].normalised()
-    kept = folder.maps().read("epoch-002", "gradcam", ids).normalised()
-    assert (kept - maps).abs().max() < 2e-3
+    saved = folder.maps().read("epoch-002", "gradcam", ids).normalised()
+    assert (saved - maps).abs().max() < 2e-3
 
 
 def test_a_run_folder_is_resumed(net: nn.Module, tmp_path: Path, caplog: Any) -> None:

@@ -38,11 +38,11 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
         for rank in ("0", "1")
     ]
     try:
-        told = [process.communicate(timeout=SECONDS)[0] for process in processes]
+        reported = [process.communicate(timeout=SECONDS)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(told)
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(reported)
     first, second = (json.loads((out / f"{rank}.json").read_text()) for rank in (0, 1))
     return first, second
 
@@ -53,14 +53,14 @@ def plain(both: Both) -> Both:
 
 
 def test_both_stop_after_the_same_epoch_with_the_same_words(plain: Any) -> None:
-    first, second = (found["stop"] for found in plain)
+    first, second = (result["stop"] for result in plain)
     assert first["epochs"] == second["epochs"] == 1 and first["here"] == second["here"] == 2
     assert first["ended"] == second["ended"]
     assert first["ended"].startswith("AlarmRaised: stopped after epoch 2: attribution collapse (critical)")
 
 
 def test_a_warning_is_logged_once_and_known_to_both(plain: Any) -> None:
-    first, second = (found["warn"] for found in plain)
+    first, second = (result["warn"] for result in plain)
     assert first["reports"] == second["reports"] == [[0, ""], [1, ""], [0, ""]]
     assert (first["ended"], second["ended"], first["known"], second["known"]) == ("", "", 3, 3)
     assert len(first["said"]) == 1 and "attribution collapse" in first["said"][0] and second["said"] == []
@@ -68,21 +68,21 @@ def test_a_warning_is_logged_once_and_known_to_both(plain: Any) -> None:
 
 
 def test_epochs_that_are_not_due_are_so_in_both(plain: Any) -> None:
-    first, second = (found["every"] for found in plain)
+    first, second = (result["every"] for result in plain)
     assert first["reports"] == second["reports"] == [[0, ""], [1, ""], None]
 
 
 @pytest.mark.parametrize("where", ["first", "second"])
 def test_an_error_in_one_is_an_error_in_both(plain: Any, where: str) -> None:
-    found = [one[f"raise in the {where}"] for one in plain]
-    own, other = found if where == "first" else found[::-1]
+    result = [item[f"raise in the {where}"] for item in plain]
+    own, other = result if where == "first" else result[::-1]
     assert own["ended"] == "RuntimeError: enough"
     assert other["ended"] == "HeatproofError: in another process: enough"
     assert own["epochs"] == other["epochs"] == 1 and own["here"] == other["here"] == 2
 
 
 def test_what_cannot_be_measured_lets_both_go_on(plain: Any) -> None:
-    first, second = (found["cannot be measured"] for found in plain)
+    first, second = (result["cannot be measured"] for result in plain)
     assert first["reports"] == second["reports"] and all(
         "nowhere" in problem for _, problem in first["reports"]
     )
@@ -90,7 +90,7 @@ def test_what_cannot_be_measured_lets_both_go_on(plain: Any) -> None:
 
 
 def test_a_check_that_fails_in_one_process_fails_in_both(plain: Any) -> None:
-    first, second = (found["check"] for found in plain)
+    first, second = (result["check"] for result in plain)
     assert "out of memory, as it were" in first["ended"] and "in another process" in first["ended"]
     assert "out of memory, as it were" in second["ended"] and "in another" not in second["ended"]
 
@@ -98,5 +98,5 @@ def test_a_check_that_fails_in_one_process_fails_in_both(plain: Any) -> None:
 @pytest.mark.parametrize("library, package", [("lightning", "lightning"), ("huggingface", "accelerate")])
 def test_callbacks_stop_both(both: Both, library: str, package: str) -> None:
     pytest.importorskip(package)
-    first, second = (found[library] for found in both)
+    first, second = (result[library] for result in both)
     assert first == second == {"stop": 2, "warn": 3}

@@ -75,8 +75,8 @@ def test_the_run_folder_reads_back_as_it_was_measured(network: nn.Module, tmp_pa
     read = Trajectory.from_run(folder)
     assert [c.auc for c in read] == [c.auc for c in monitor.trajectory]
     assert [dict(c.classes) for c in read] == [dict(c.classes) for c in monitor.trajectory]
-    for kept, known in zip(read, monitor.trajectory, strict=True):
-        assert {c: (f.auc, f.absent) for c, f in kept.findings.items()} == {
+    for stored, known in zip(read, monitor.trajectory, strict=True):
+        assert {c: (f.auc, f.absent) for c, f in stored.findings.items()} == {
             c: (f.auc, f.absent) for c, f in known.findings.items()
         }
     assert find_alarms(read) == find_alarms(monitor.trajectory)
@@ -110,9 +110,9 @@ def test_a_source_with_findings_brings_them(network: nn.Module) -> None:
 
 def test_labels_and_heads_that_do_not_agree_are_one_sentence(network: nn.Module) -> None:
     images, truth = held_out()
-    one = Monitor(images, truth[:, 0].long(), ["gradcam"])
+    monitor = Monitor(images, truth[:, 0].long(), ["gradcam"])
     with pytest.raises(InputError, match="give labels as a table of 0 and 1"):
-        one.check(load_model(network, head="multilabel"))
+        monitor.check(load_model(network, head="multilabel"))
     several = Monitor(images, truth, ["gradcam"])
     with pytest.raises(InputError, match="labels are a table of several findings, but the model's head"):
         several.check(load_model(network, head="softmax"))

@@ -70,10 +70,10 @@ def test_lists_of_the_first_epoch_hold_for_all(tmp_path: Path) -> None:
 
 def test_weights_may_be_calibrated() -> None:
     net = small_cnn(2)
-    found = measured(watch(weights="calibrated"), net, 1).cscore["gradcam"]
+    result = measured(watch(weights="calibrated"), net, 1).cscore["gradcam"]
     maps = hp.explain(net, pictures(), "gradcam", LABELS)["gradcam"]
     by_hand = cscore_by_class(maps, LABELS, answers(net), weights="calibrated")
-    assert found == pytest.approx(by_hand.overall.value, abs=1e-6)
+    assert result == pytest.approx(by_hand.overall.value, abs=1e-6)
     with pytest.raises(InputError, match="weights must be"):
         watch(weights="much")
 

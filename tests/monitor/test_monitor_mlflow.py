@@ -64,9 +64,9 @@ def test_an_evaluation_measures_judges_and_keeps_it(mlflow: Any, tmp_path: Path)
     images, labels = data(64)
     rows = images.flatten(1).numpy()
     config = {**CONFIG, "shape": (3, 16, 16), "out": str(tmp_path / "run"), "class_names": ["a", "b"]}
-    result, kept = evaluated(mlflow, rows, labels.numpy(), config)
+    result, saved = evaluated(mlflow, rows, labels.numpy(), config)
     verdict = hp.open_run(tmp_path / "run").verdict()
-    assert {one.method for one in verdict.methods} == set(METHODS)
+    assert {method.method for method in verdict.methods} == set(METHODS)
 
     monitor = hp.monitor.Monitor(images, labels, METHODS, class_names=["a", "b"], seed=3)
     alone = monitor.step(mlflow.pytorch.load_model("models:/net/1"), 1)
@@ -74,13 +74,13 @@ def test_an_evaluation_measures_judges_and_keeps_it(mlflow: Any, tmp_path: Path)
     assert len(numbers) > 10
     for name, value in numbers.items():
         assert result.metrics[name] == pytest.approx(value, rel=1e-6)
-        assert kept.data.metrics[name] == pytest.approx(value, rel=1e-6)
+        assert saved.data.metrics[name] == pytest.approx(value, rel=1e-6)
     decided = {m.method: float(m.follows == "yes") for m in verdict.methods if m.follows != "undecided"}
-    said = {name: value for name, value in result.metrics.items() if "/follows/" in name}
-    assert said == {f"heatproof/follows/{mlflow_name(name)}": value for name, value in decided.items()}
+    followed = {name: value for name, value in result.metrics.items() if "/follows/" in name}
+    assert followed == {f"heatproof/follows/{mlflow_name(name)}": value for name, value in decided.items()}
 
-    assert {k: v for k, v in kept.data.tags.items() if k.startswith("heatproof.")} == verdict_tags(verdict)
-    stored = mlflow.artifacts.load_dict(f"{kept.info.artifact_uri}/heatproof/verdict.json")
+    assert {k: v for k, v in saved.data.tags.items() if k.startswith("heatproof.")} == verdict_tags(verdict)
+    stored = mlflow.artifacts.load_dict(f"{saved.info.artifact_uri}/heatproof/verdict.json")
     assert stored == json.loads(verdict.json())
     assert result.artifacts["heatproof/verdict.json"].content == stored
 
@@ -107,12 +107,12 @@ def test_pictures_are_read_as_the_network_wants_them(mlflow: Any, tmp_path: Path
 def test_it_evaluates_only_what_it_is_asked_for(mlflow: Any) -> None:
     from heatproof.monitor.mlflow import HeatproofEvaluator
 
-    asked = HeatproofEvaluator.can_evaluate
+    wanted = HeatproofEvaluator.can_evaluate
     assert "heatproof" in mlflow.models.list_evaluators()
-    assert asked(model_type="classifier", evaluator_config={"methods": ["gradcam"]})
+    assert wanted(model_type="classifier", evaluator_config={"methods": ["gradcam"]})
     for kind, config in (("classifier", {}), ("classifier", None), ("classifier", {"pos_label": 1}),
                          ("regressor", {"methods": ["gradcam"]})):  # fmt: skip
-        assert not asked(model_type=kind, evaluator_config=config)
+        assert not wanted(model_type=kind, evaluator_config=config)
     with mlflow.start_run(), pytest.raises(InputError, match="explains PyTorch models"):
         mlflow.models.evaluate(
             lambda rows: np.zeros(len(rows)), data()[0].flatten(1).numpy(), targets=data()[1].numpy(),
@@ -128,8 +128,8 @@ def test_a_registered_model_is_found_by_its_verdict(mlflow: Any, tmp_path: Path)
     assert tags["heatproof.follows.gradcampp"] == "undecided" and tags["heatproof.checkpoint"] == "epoch-001"
     client = mlflow.MlflowClient()
     assert client.get_model_version("net", "1").tags == tags
-    (found,) = client.search_model_versions("tags.`heatproof.follows.gradcam` = 'undecided'")
-    assert found.version == 1 or found.version == "1"
+    (outcome,) = client.search_model_versions("tags.`heatproof.follows.gradcam` = 'undecided'")
+    assert outcome.version == 1 or outcome.version == "1"
     assert tag_model("net", 1, hp.open_run(tmp_path / "run").verdict()) == tags
 
 

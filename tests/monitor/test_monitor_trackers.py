@@ -58,8 +58,8 @@ def test_tensorboard(tmp_path: Path) -> None:
     events.Reload()
     for report in reports:
         for name, value in report.scalars().items():
-            found = {e.step: e.value for e in events.Scalars(name)}
-            assert found[report.epoch] == pytest.approx(value, rel=1e-6)
+            result = {e.step: e.value for e in events.Scalars(name)}
+            assert result[report.epoch] == pytest.approx(value, rel=1e-6)
     (text,) = events.Tensors("heatproof/alarms/text_summary")
     assert text.step == 2
     assert "attribution collapse" in text.tensor_proto.string_val[0].decode()
@@ -88,9 +88,9 @@ def test_mlflow(tmp_path: Path, monkeypatch: Any) -> None:
     with mlflow.start_run(experiment_id=experiment) as run:
         reports, _ = train(trackers.MLflow())
     client = mlflow.MlflowClient()
-    kept = client.get_metric_history(run.info.run_id, "heatproof/cscore/gradcampp/b")
+    stored = client.get_metric_history(run.info.run_id, "heatproof/cscore/gradcampp/b")
     expected = [r.by_class["gradcam++"]["b"].value for r in reports]
-    assert [(m.step, m.value) for m in kept] == list(enumerate(expected, 1))
+    assert [(m.step, m.value) for m in stored] == list(enumerate(expected, 1))
     assert client.get_metric_history(run.info.run_id, "heatproof/auc")[0].value == reports[0].auc
     alarms = mlflow.artifacts.load_text(f"{run.info.artifact_uri}/heatproof/alarms/epoch-002.txt")
     assert "attribution collapse" in alarms

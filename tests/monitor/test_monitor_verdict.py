@@ -44,16 +44,16 @@ def watch(out: Path, **options: Any) -> Monitor:
     return Monitor(images, labels, ["gradcam"], class_names=["green", "blue"], out=out, **options)
 
 
-def kept(out: Path) -> dict[str, Any]:
+def stored(out: Path) -> dict[str, Any]:
     return read_record(out / FILE)
 
 
 def test_without_the_test_that_votes_the_verdict_says_so(trained: nn.Module, tmp_path: Path) -> None:
     report = watch(tmp_path / "run").step(trained, 1)
-    found = kept(tmp_path / "run")
-    assert report is not None and report.verdict is not None and report.verdict.as_json() == found
-    assert found["headline"] == UNDECIDED and found["checkpoint"] == "epoch-001"
-    (gradcam,) = found["methods"]
+    result = stored(tmp_path / "run")
+    assert report is not None and report.verdict is not None and report.verdict.as_json() == result
+    assert result["headline"] == UNDECIDED and result["checkpoint"] == "epoch-001"
+    (gradcam,) = result["methods"]
     assert gradcam["follows"] == "undecided"
     assert gradcam["note"] == f"the monitor was not told to measure {VOTER}: Monitor(metrics=['{VOTER}'])"
 
@@ -66,24 +66,24 @@ def test_with_it_every_reader_gets_the_same_verdict(trained: nn.Module, tmp_path
     report = monitor.step(trained, 1)
     assert report is not None and not report.problem and report.verdict is not None
     assert torch.equal(torch.get_rng_state(), random)
-    assert all(torch.equal(one, before[name]) for name, one in trained.state_dict().items())
+    assert all(torch.equal(item, before[name]) for name, item in trained.state_dict().items())
     assert all(
         torch.equal(a, p.grad)
         for a, p in zip(gradients, trained.parameters(), strict=True)
         if p.grad is not None
     )
-    found = kept(out)
-    assert found == report.verdict.as_json()
-    assert found["headline"] == HEADLINES["yes", "undecided"] and found["methods"][0]["follows"] == "yes"
-    assert json.loads(heatproof("verdict", out, "--json").output) == found
+    result = stored(out)
+    assert result == report.verdict.as_json()
+    assert result["headline"] == HEADLINES["yes", "undecided"] and result["methods"][0]["follows"] == "yes"
+    assert json.loads(heatproof("verdict", out, "--json").output) == result
     assert check(out, ["follows gradcam"])[1].holds
     assert heatproof("report", out, "-o", tmp_path / "page.html").exit_code == 0
-    assert found["headline"] in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert result["headline"] in (tmp_path / "page.html").read_text(encoding="utf-8")
     spoilt = copy.deepcopy(trained)
     with torch.no_grad():
         spoilt[-1].bias.copy_(torch.tensor([100.0, 0.0]))  # type: ignore[union-attr,operator,index]
     monitor.step(spoilt, 2)
-    later = kept(out)
+    later = stored(out)
     assert later["checkpoint"] == "epoch-002" and later["headline"] == UNDECIDED
     assert "not surely better than chance" in later["notes"][0]
 

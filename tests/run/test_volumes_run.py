@@ -16,7 +16,8 @@ import heatproof as hp
 from heatproof.cli import main
 from heatproof.errors import InputError
 from heatproof.images import batches
-from heatproof.report.gallery import gallery, unpack, volume_axes
+from heatproof.images.kinds import SOURCES, source_options
+from heatproof.report.gallery import ORDERS, gallery, unpack, volume_axes
 from heatproof.run.engine import prepare
 from heatproof.show import sections
 from heatproof.store import RunFolder
@@ -128,7 +129,7 @@ def test_the_report_shows_the_planes_with_most_heat(run: RunFolder) -> None:
     maps = run.maps().read(data.checkpoint, "gradient", [record["id"]])
     wanted = torch.from_numpy(sections(maps.upsample()[0], planes))
     assert unpack(packed).shape == wanted.shape
-    torch.testing.assert_close(unpack(packed), wanted, rtol=0, atol=0.02)
+    torch.testing.assert_close(torch.from_numpy(unpack(packed)), wanted, rtol=0, atol=0.02)
     real = [
         maps for method in data.real for maps in [run.maps().read(data.checkpoint, method, [record["id"]])]
     ]
@@ -144,6 +145,10 @@ def test_a_page_is_made(run: RunFolder, study: Path) -> None:
 
 
 def test_axes_are_called_as_the_source_calls_them() -> None:
+    for kind in SOURCES:
+        options = source_options(kind)
+        known = {name: options[name] for name in ("order", "canonical") if name in options}
+        assert ORDERS.get(kind, {}) == known
     assert volume_axes({"kind": "nifti", "options": {"order": "zyx"}}) == [
         "axial z",
         "coronal y",

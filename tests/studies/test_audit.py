@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -116,18 +121,18 @@ def ladder(opened: ResolvedStudy, seconds: float, wanted: tuple[str, ...] = ()) 
     return BudgetPlanner(opened, Fixed(opened, wanted[:1] or FIRST), 2, lambda: seconds, seconds / 60)
 
 
-def left_out(one: Selection) -> set[str]:
-    return {choice.what for choice in one.choices if not choice.taken}
+def left_out(selection: Selection) -> set[str]:
+    return {choice.what for choice in selection.choices if not choice.taken}
 
 
 def test_with_all_the_time_there_is_everything_that_fits_the_network_is_taken(many: Path) -> None:
-    found = chosen(many, 1e9)
-    assert found.methods[:2] == ("gradcam", "random") and found.images == 120
-    assert {"layercam", "gradcam++", "edges", "centre"} <= set(found.methods)
-    assert any(m.startswith("lime(samples=") for m in found.methods)
-    assert found.metrics[: len(VOTE)] == VOTE
-    assert {"cscore", "auc", "insertion(steps=20)", "fragility"} <= set(found.metrics)
-    refused = {c.what: c.why for c in found.choices if not c.taken}
+    result = chosen(many, 1e9)
+    assert result.methods[:2] == ("gradcam", "random") and result.images == 120
+    assert {"layercam", "gradcam++", "edges", "centre"} <= set(result.methods)
+    assert any(m.startswith("lime(samples=") for m in result.methods)
+    assert result.metrics[: len(VOTE)] == VOTE
+    assert {"cscore", "auc", "insertion(steps=20)", "fragility"} <= set(result.metrics)
+    refused = {c.what: c.why for c in result.choices if not c.taken}
     assert refused["rollout"] == "rollout is for other networks"
     assert refused["localise"] == "it needs boxes or masks, but the images have none"
 
@@ -136,13 +141,13 @@ def test_what_goes_first_when_time_is_short_stands_last_on_the_ladder(many: Path
     whole = chosen(many, 1e9)
     before = set(whole.methods) | {*whole.metrics}
     for seconds in (3000, 900, 500, 300, 150, 80):
-        found = chosen(many, seconds)
-        now = set(found.methods) | {*found.metrics}
-        assert now <= before and 30 <= found.images <= 120, seconds
-        assert ladder(opened_study(many), seconds).seconds(found) <= 0.8 * seconds
+        result = chosen(many, seconds)
+        now = set(result.methods) | {*result.metrics}
+        assert now <= before and 30 <= result.images <= 120, seconds
+        assert ladder(opened_study(many), seconds).seconds(result) <= 0.8 * seconds
         before = now
-    assert found.methods == ("gradcam", "random") and 30 <= found.images <= COMFORTABLE
-    assert set(CORE[:2]) | {MORE[0]} <= left_out(found)
+    assert result.methods == ("gradcam", "random") and 30 <= result.images <= COMFORTABLE
+    assert set(CORE[:2]) | {MORE[0]} <= left_out(result)
 
 
 def test_too_little_time_for_a_verdict_is_refused_and_says_how_much_is_needed(many: Path) -> None:
@@ -155,14 +160,14 @@ def test_too_little_time_for_a_verdict_is_refused_and_says_how_much_is_needed(ma
 
 
 def test_few_pictures_are_all_taken_and_it_is_said_that_they_cannot_decide(many: Path) -> None:
-    found = chosen(many, 1e9, limit=12)
-    assert found.images == 12
-    assert "the verdict needs 30, so it will say undecided" in found.choices[-1].why
+    result = chosen(many, 1e9, limit=12)
+    assert result.images == 12
+    assert "the verdict needs 30, so it will say undecided" in result.choices[-1].why
 
 
 def test_methods_that_were_asked_for_are_the_only_ones(many: Path) -> None:
-    found = chosen(many, 1e9, wanted=("layercam", "gradient"))
-    assert set(found.methods) == {"layercam", "gradient", "random", "edges", "centre"}
+    result = chosen(many, 1e9, wanted=("layercam", "gradient"))
+    assert set(result.methods) == {"layercam", "gradient", "random", "edges", "centre"}
     with pytest.raises(InputError, match="rollout is for other networks"):
         chosen(many, 1e9, wanted=("layercam", "rollout"))
 
@@ -170,13 +175,13 @@ def test_methods_that_were_asked_for_are_the_only_ones(many: Path) -> None:
 def test_from_one_line_to_a_page_and_the_same_line_goes_on(folder: Path) -> None:
     line = ["audit", "net.py:tiny", "pictures", "--checkpoint", "epochs/epoch02.pt", "--methods",
             "gradcam,gradient", "--limit", "16", "--minutes", "3"]  # fmt: skip
-    told = heatproof(*line)
-    assert told.exit_code == 0, told.output
+    ran = heatproof(*line)
+    assert ran.exit_code == 0, ran.output
     for word in ("chosen", "left out", "specificity", "16 of 36", "heatproof run audit/study.toml",
                  "[images]", "open the page: file://"):  # fmt: skip
-        assert word in told.output, word
+        assert word in ran.output, word
     verdict = json.loads((folder / "audit/run/verdict.json").read_text())
-    assert verdict["headline"] in told.output and (folder / "audit/report.html").stat().st_size > 50_000
+    assert verdict["headline"] in ran.output and (folder / "audit/report.html").stat().st_size > 50_000
     study = read_study("audit/study.toml")
     assert study.methods[:2] == ["gradcam", "random"] and study.model.checkpoints == ["../epochs/epoch02.pt"]
     rows = fingerprint(folder / "audit/run")
@@ -201,31 +206,33 @@ def test_from_one_line_to_a_page_and_the_same_line_goes_on(folder: Path) -> None
 
 def test_what_a_step_took_decides_what_follows(many: Path) -> None:
     opened = opened_study(many)
-    one = ladder(opened, 1000.0)
-    first, *rest = one.plan(())
+    budget = ladder(opened, 1000.0)
+    first, *rest = budget.plan(())
     assert first.methods == ("gradcam", "random", "layercam") and first.images == 32
-    asked = {(step.methods, step.metrics, step.images) for step in rest}
-    assert len(asked) == len(rest) > 1 and rest[-1].images > 100
-    one.record(first, 10 * one.seconds(first))  # a busy machine: what was chosen would take ten times as long
-    later = one.plan(())
-    assert one.scale == pytest.approx(10) and len(later[-1].methods) < len(rest[-1].methods)
-    assert one.seconds(later[-1]) <= 0.8 * 1000
+    requested = {(step.methods, step.metrics, step.images) for step in rest}
+    assert len(requested) == len(rest) > 1 and rest[-1].images > 100
+    budget.record(
+        first, 10 * budget.seconds(first)
+    )  # a busy machine: what was chosen would take ten times as long
+    later = budget.plan(())
+    assert budget.scale == pytest.approx(10) and len(later[-1].methods) < len(rest[-1].methods)
+    assert budget.seconds(later[-1]) <= 0.8 * 1000
     assert {*later[-1].out_of_time} > {*rest[-1].out_of_time}
     for step, before in zip(later, [first, *later], strict=False):  # a run can only add at the end of a list
         assert step.methods[: len(before.methods)] == before.methods
         assert step.metrics[: len(before.metrics)] == before.metrics and step.images >= before.images
-    one = ladder(opened, 1000.0)
-    one.record(first, 0.0)
-    assert one.scale == 1 / MOST_OFF  # an idle one: more of it fits
-    assert len(one.plan(())[-1].methods) > len(rest[-1].methods)
+    budget = ladder(opened, 1000.0)
+    budget.record(first, 0.0)
+    assert budget.scale == 1 / MOST_OFF  # an idle one: more of it fits
+    assert len(budget.plan(())[-1].methods) > len(rest[-1].methods)
 
 
 def test_without_time_a_run_that_has_something_asks_for_nothing_more(many: Path) -> None:
-    one = ladder(opened_study(many), 80.0)
-    first, *_ = one.plan(())
-    one.record(first, 500.0)
-    one.left = lambda: -420.0
-    (last,) = one.plan(())
+    budget = ladder(opened_study(many), 80.0)
+    first, *_ = budget.plan(())
+    budget.record(first, 500.0)
+    budget.left = lambda: -420.0
+    (last,) = budget.plan(())
     assert last.same_run(first) and {"layercam", "edges"} < {*last.out_of_time}
 
 
@@ -303,9 +310,31 @@ def test_more_minutes_go_on_with_what_is_there(folder: Path, monkeypatch: pytest
     assert less.begun and less.scheduler is None and read_study("grown/study.toml") == after
 
 
+def test_the_files_of_the_walk_through_an_audit_run(folder: Path) -> None:
+    """docs/architecture.md names at most 25 files, and all of them run."""
+    page = (Path(__file__).parents[2] / "docs/architecture.md").read_text("utf-8")
+    walk = page.partition("## The path of `heatproof audit`")[2].partition("\n## ")[0]
+    named, root = set(re.findall(r"`([\w/]+\.py)`", walk)), f"{Path(hp.__file__).parent}{os.sep}"
+    executed: set[str] = set()
+
+    def note(frame: Any, _event: str, _argument: object) -> None:
+        executed.add(frame.f_code.co_filename)
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        done = heatproof("audit", "net.py:tiny", "pictures", "--methods", "gradcam", "--limit", "8")
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    assert done.exit_code == 0, done.output
+    files = {file.removeprefix(root).replace(os.sep, "/") for file in executed}
+    assert len(named) <= 25 and named <= files, named - files
+
+
 def test_several_checkpoints_are_a_training(folder: Path) -> None:
-    found = settings("training", checkpoint=("epochs/*.pt",))
-    done = run_audit(found, plan_audit(found))
+    result = settings("training", checkpoint=("epochs/*.pt",))
+    done = run_audit(result, plan_audit(result))
     rows = done.folder.scores().sql(
         "select distinct checkpoint from scores where metric = 'cscore' order by 1"
     )
@@ -317,8 +346,8 @@ def test_a_transformer_gets_methods_for_transformers(folder: Path, monkeypatch: 
     monkeypatch.setattr(planner, "MORE", ("lrp",))
     monkeypatch.setattr(planner, "EXPENSIVE", ("gradient",))
     (folder / "vit.py").write_text(TRANSFORMER)
-    asked = AuditSettings(model="vit.py:make", images=Path("pictures"), minutes=3.0, limit=16)
-    plan = plan_audit(asked)
+    requested = AuditSettings(model="vit.py:make", images=Path("pictures"), minutes=3.0, limit=16)
+    plan = plan_audit(requested)
     reasons = {c.what: c for c in plan.choices}
     assert reasons["gradcam"].taken and reasons["legrad"].taken
     assert not reasons["lrp"].taken and "vit.py:make attends" in reasons["lrp"].why
@@ -341,16 +370,16 @@ def test_several_findings_are_seen_in_the_list_and_told_to_the_network(folder: P
         f"pictures/{k}/{i:03d}.png,{i % 3 % 2},{i % 2}" for i in range(36) for k in [("cat", "dog")[i % 2]]
     ]
     (folder / "list.csv").write_text("\n".join(["path,red,green", *rows]))
-    asked = AuditSettings(model="net.py:tiny", images=Path("list.csv"), methods=("gradcam",), limit=8)
-    plan = plan_audit(asked)
+    requested = AuditSettings(model="net.py:tiny", images=Path("list.csv"), methods=("gradcam",), limit=8)
+    plan = plan_audit(requested)
     study = read_study(plan.study)
     assert study.model.head == "multilabel" and study.images.options == {"label_columns": ["red", "green"]}
-    done = run_audit(asked, plan)
+    done = run_audit(requested, plan)
     assert done.verdict is not None
-    found = done.folder.scores().sql(
+    result = done.folder.scores().sql(
         "select distinct explained from scores where method = 'gradcam' and image <> ''"
     )
-    assert {row["explained"] for row in found} == {0, 1}
+    assert {row["explained"] for row in result} == {0, 1}
 
 
 def test_pictures_without_labels_and_of_one_class(folder: Path) -> None:
@@ -374,7 +403,7 @@ def test_pictures_without_labels_and_of_one_class(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "sentence"),
     [
         (["net.py:tiny", "nowhere"], "there is no folder or file nowhere"),
         (["net.py:tiny", "empty"], "there is no picture in empty"),
@@ -390,13 +419,13 @@ def test_pictures_without_labels_and_of_one_class(folder: Path) -> None:
         (["net.py:tiny", "pictures", "--out", "taken"], "taken holds another run"),
     ],
 )
-def test_bad_input_is_one_sentence_before_any_work(folder: Path, words: list[str], said: str) -> None:
+def test_bad_input_is_one_sentence_before_any_work(folder: Path, words: list[str], sentence: str) -> None:
     (folder / "empty").mkdir()
     (folder / "taken").mkdir()
     (folder / "taken/study.toml").write_text("")
-    told = heatproof("audit", *words, "--no-open")
-    lines = told.output.strip().splitlines()
-    assert told.exit_code == 2 and lines[-1].startswith("error: ") and said in lines[-1], told.output
+    ran = heatproof("audit", *words, "--no-open")
+    lines = ran.output.strip().splitlines()
+    assert ran.exit_code == 2 and lines[-1].startswith("error: ") and sentence in lines[-1], ran.output
     assert not (folder / "audit").exists()
 
 
@@ -409,10 +438,10 @@ def small() -> nn.Module:
 def test_a_module_and_tensors_from_python(folder: Path) -> None:
     model, images, labels = small().train(), torch.randn(32, 3, 24, 24), torch.arange(32) % 2
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    said: list[str] = []
-    run = hp.audit(model, images, labels, methods="gradcam", minutes=3, out="mine", say=said.append)
+    messages: list[str] = []
+    run = hp.audit(model, images, labels, methods="gradcam", minutes=3, out="mine", say=messages.append)
     assert model.training and all(torch.equal(before[n], t) for n, t in model.state_dict().items())
-    assert any(line.startswith("chosen: gradcam") for line in said)
+    assert any(line.startswith("chosen: gradcam") for line in messages)
     assert run.status().state == "complete" and run.verdict().methods[0].method == "gradcam"
     assert (folder / "mine/report.html").exists()
     maps = run.maps("gradcam")
@@ -420,7 +449,7 @@ def test_a_module_and_tensors_from_python(folder: Path) -> None:
     by_id = [int(Path(name).stem) for name in maps.ids]
     torch.testing.assert_close(maps.upsample(), own.upsample()[by_id], atol=0.05, rtol=0)
     with pytest.raises(HeatproofError, match="was started with other settings"):
-        hp.audit(model, images.flip(0), labels, methods="gradcam", minutes=3, out="mine", say=said.append)
+        hp.audit(model, images.flip(0), labels, methods="gradcam", minutes=3, out="mine", say=messages.append)
 
 
 def test_model_ready_tensors_come_back_from_their_files(tmp_path: Path) -> None:
@@ -428,19 +457,19 @@ def test_model_ready_tensors_come_back_from_their_files(tmp_path: Path) -> None:
     pictures = torch.rand(4, 3, 20, 20)
     for images in ((pictures - torch.tensor(model.preprocess.mean)[:, None, None])
                    / torch.tensor(model.preprocess.std)[:, None, None], 40 * pictures - 7):  # fmt: skip
-        found = write_images(images, [0, 1, 0, 1], model, tmp_path)
-        told = {k: tuple(v) for k, v in found.preprocess.items()}
-        source = open_source("csv", found.source.path)
-        back = next(iter(batches(source, Preprocess(**told), 4, range(4), 0))).batch  # type: ignore[arg-type]
-        levels = 1 / 255 / min(told["std"])
+        result = write_images(images, [0, 1, 0, 1], model, tmp_path)
+        ran = {k: tuple(v) for k, v in result.preprocess.items()}
+        source = open_source("csv", result.source.path)
+        back = next(iter(batches(source, Preprocess(**ran), 4, range(4), 0))).batch  # type: ignore[arg-type]
+        levels = 1 / 255 / min(ran["std"])
         torch.testing.assert_close(back.images, images.float(), atol=levels, rtol=0)
         assert back.labels is not None and back.labels.tolist() == [0, 1, 0, 1]
 
 
 def test_a_dataset_of_pairs_is_taken_apart(tmp_path: Path) -> None:
     pairs = [(torch.rand(3, 8, 8), i % 3) for i in range(9)]
-    found = write_images(pairs, None, None, tmp_path)
-    source = open_source("csv", found.source.path)
+    result = write_images(pairs, None, None, tmp_path)
+    source = open_source("csv", result.source.path)
     assert len(source) == 9 and [s.label for s in source.samples] == [i % 3 for i in range(9)]
     with pytest.raises(InputError, match="labels has 2 entries, but there are 4 pictures"):
         write_images(torch.rand(4, 3, 8, 8), [0, 1], None, tmp_path)

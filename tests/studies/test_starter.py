@@ -27,9 +27,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_it_is_accepted_after_the_marked_lines_are_filled_in(folder: Path) -> None:
-    told = heatproof("init", "pictures")
-    assert told.exit_code == 0 and "2 classes: cat (6), dog (6)" in told.output, told.output
-    assert "the verdict needs 30 pictures" in told.output and "fill in the lines marked <-" in told.output
+    ran = heatproof("init", "pictures")
+    assert ran.exit_code == 0 and "2 classes: cat (6), dog (6)" in ran.output, ran.output
+    assert "the verdict needs 30 pictures" in ran.output and "fill in the lines marked <-" in ran.output
     text = (folder / "study.toml").read_text()
     marked = [line for line in text.splitlines() if "<-" in line]
     assert len(marked) == 2
@@ -47,10 +47,10 @@ def test_boxes_in_a_list_ask_for_localisation(folder: Path) -> None:
     (folder / "list.csv").write_text(
         "path,label,x0,y0,x1,y1\npictures/cat/000.png,cat,2,2,9,9\npictures/cat/002.png,cat,1,1,5,5\n"
     )
-    told = heatproof(
+    ran = heatproof(
         "init", "list.csv", "--model", "net.py:tiny", "--checkpoint", "epochs/epoch01.pt", "-o", "a.toml"
     )
-    assert told.exit_code == 0 and "truth: boxes" in told.output
+    assert ran.exit_code == 0 and "truth: boxes" in ran.output
     study = read_study("a.toml")
     assert "localise" in study.metrics and "auc" not in study.metrics
     assert (study.images.kind, study.images.path, study.model.spec) == ("csv", "list.csv", "net.py:tiny")
@@ -59,11 +59,11 @@ def test_boxes_in_a_list_ask_for_localisation(folder: Path) -> None:
 def test_nothing_is_overwritten_and_mistakes_are_one_sentence(folder: Path) -> None:
     (folder / "study.toml").write_text("mine")
     (folder / "empty").mkdir()
-    for words, said in (
+    for words, sentence in (
         (["pictures"], "study.toml is there already"),
         (["empty", "-o", "new.toml"], "there is no picture in empty"),
         (["pictures", "-o", "no/new.toml"], "there is no folder no"),
     ):
-        told = heatproof("init", *words)
-        assert told.exit_code == 2 and said in told.output and len(told.output.splitlines()) == 1, told.output
+        ran = heatproof("init", *words)
+        assert ran.exit_code == 2 and sentence in ran.output and len(ran.output.splitlines()) == 1, ran.output
     assert (folder / "study.toml").read_text() == "mine" and not (folder / "new.toml").exists()

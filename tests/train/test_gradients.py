@@ -36,12 +36,12 @@ def step(module: nn.Module, images: Tensor) -> None:
 
 def slow_norms(module: nn.Module) -> dict[str, float]:
     """Layer by layer from .grad, in float64."""
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     for name, parameter in module.named_parameters():
         if parameter.grad is not None:
             layer = name.rpartition(".")[0]
-            found[layer] = found.get(layer, 0.0) + float(parameter.grad.double().square().sum())
-    return {layer: math.sqrt(total) for layer, total in found.items()}
+            result[layer] = result.get(layer, 0.0) + float(parameter.grad.double().square().sum())
+    return {layer: math.sqrt(total) for layer, total in result.items()}
 
 
 @given(st.integers(0, 1000), st.integers(1, 4))
@@ -52,9 +52,9 @@ def test_norms_are_those_of_the_gradients(seed: int, steps: int) -> None:
     for _ in range(steps):
         step(module, torch.randn(3, 5, generator=generator))
         expected.append(slow_norms(module))
-    found = log.take()
-    assert list(found) == ["0", "2"]
-    for layer, norm in found.items():
+    result = log.take()
+    assert list(result) == ["0", "2"]
+    for layer, norm in result.items():
         values = [each[layer] for each in expected]
         assert norm.mean == pytest.approx(np.mean(values), rel=1e-5)
         assert norm.highest == pytest.approx(max(values), rel=1e-5)
@@ -106,8 +106,8 @@ def test_a_training_with_the_log_is_the_training_without_it(tmp_path: Path) -> N
     assert list(history.epochs[0].gradients) == ["fc"] and not plain.epochs[0].gradients
     assert {"layer1.0", "layer4.3", "fc"} <= set(history.epochs[1].gradients)
     assert all(0 < n.mean <= n.highest for e in history.epochs for n in e.gradients.values())
-    kept = History.from_json((tmp_path / "history.json").read_text())
-    assert kept == history, "what is read back is what was logged"
+    stored = History.from_json((tmp_path / "history.json").read_text())
+    assert stored == history, "what is read back is what was logged"
 
 
 KERAS = [("DenseNet201", 32), ("InceptionV3", 75), ("ResNet50V2", 32)]  # the paper's own
@@ -133,8 +133,8 @@ def test_networks_of_keras_are_trained_in_two_phases(tmp_path: Path, name: str, 
     assert list(history.epochs[0].gradients) == ["predictions"] and len(history.epochs[1].gradients) > 50
 
     def moved(file: str) -> set[str]:
-        kept = load_file(tmp_path / file)
-        return {key for key, value in kept.items() if not torch.equal(value, start[key])}
+        stored = load_file(tmp_path / file)
+        return {key for key, value in stored.items() if not torch.equal(value, start[key])}
 
     head = moved("epoch01.safetensors")
     assert head and all(key.startswith("predictions.") for key in head)

@@ -155,9 +155,9 @@ def resumable(
     return fit(model, data, data, Recipe(phases, 8, flip=True), out, 3, keep=(2, 7), progress=progress)
 
 
-def die(told: TrainProgress) -> None:
+def die(reported: TrainProgress) -> None:
     """In the middle of the sixth epoch, without a chance to clean up."""
-    if (told.epoch, told.batch) == (6, 2):
+    if (reported.epoch, reported.batch) == (6, 2):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -189,8 +189,8 @@ def test_every_epoch_is_a_place_to_stop_at(tmp_path: Path) -> None:
     fit(straight, data, data, recipe, tmp_path / "straight")
 
     def stop(at: int) -> Callable[[TrainProgress], None]:
-        def progress(told: TrainProgress) -> None:
-            if told.result is not None and told.epoch == at:
+        def progress(reported: TrainProgress) -> None:
+            if reported.result is not None and reported.epoch == at:
                 raise KeyboardInterrupt
 
         return progress
@@ -212,9 +212,9 @@ def test_files_of_a_training(tmp_path: Path) -> None:
     model, data = tiny(), bright_or_dark()
     states = {}
 
-    def remember(told: TrainProgress) -> None:
-        if told.result is not None:
-            states[told.epoch] = weights(model)
+    def remember(reported: TrainProgress) -> None:
+        if reported.result is not None:
+            states[reported.epoch] = weights(model)
 
     history = fit(model, data, data, one_phase(3), tmp_path, keep=(1, 3), progress=remember)
     names = ["epoch01.safetensors", "epoch03.safetensors", "history.json", "recipe.json", "state.pt"]
@@ -334,8 +334,8 @@ def test_two_phases_as_the_paper_has_them(tmp_path: Path) -> None:
     history = two_phase(
         model, data, data, tmp_path, batch_size=8, progress=lambda p: at.setdefault(p.epoch, weights(model))
     )
-    kept = sorted(int(p.stem.removeprefix("epoch")) for p in tmp_path.glob("*.safetensors"))
-    assert kept == [1, 5, 10, 15, 20, 25, 30]
+    stored = sorted(int(p.stem.removeprefix("epoch")) for p in tmp_path.glob("*.safetensors"))
+    assert stored == [1, 5, 10, 15, 20, 25, 30]
     assert [e.phase for e in history.epochs] == ["transfer"] * 20 + ["fine-tuning"] * 10
     assert same(start, at[20], ("layer",)) and not same(start, at[21], ("layer1",))
 

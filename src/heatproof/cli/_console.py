@@ -93,7 +93,7 @@ def say_verdict(verdict: Verdict) -> None:
 
 
 def has_screen() -> bool:
-    """Whether a browser can open a window; without one, a browser for terminals would take over this one."""
+    """Whether there is a desktop; without it, a browser for terminals would take over this terminal."""
     return sys.platform in ("darwin", "win32") or bool({"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys())
 
 

@@ -126,7 +126,7 @@ def _choices(plan: AuditPlan) -> Table:
 
 
 class TimingBar:
-    """Shows what is timed, from the first call until one with ""."""
+    """Progress bar of the methods that are timed, closed by a call with ""."""
 
     def __init__(self) -> None:
         self._bar: Bar | None = None

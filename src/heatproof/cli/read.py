@@ -111,9 +111,6 @@ def serve_command(run: Path, port: int, host: str, token: bool, open_page: bool)
       heatproof serve runs/first --port 9000 --no-open
       heatproof serve runs/first --host 0.0.0.0
     """
-    from heatproof.store import RunFolder
-
-    RunFolder.open(run)  # before torch is imported, which takes its time
     from heatproof.report.serve import Server
 
     with Server(run, host, port, token) as server:

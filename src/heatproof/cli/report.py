@@ -64,14 +64,13 @@ def report_command(
             run, card = Path(card), DEFAULT
         else:
             raise click.UsageError("name the folder of a run, such as: heatproof report runs/first --pdf")
+    from heatproof.report.page import write_page
     from heatproof.store import RunFolder
     from heatproof.verdict.data import read_run
-
-    folder = RunFolder.open(run)
-    data = read_run(folder, model, checkpoint)  # before torch is imported, which takes its time
-    from heatproof.report.page import write_page
     from heatproof.verdict.judge import keep
 
+    folder = RunFolder.open(run)
+    data = read_run(folder, model, checkpoint)
     path = out or folder.page
     verdict = write_page(data, path, most=gallery, jet=jet)
     lines = [str(verdict), folder.status().sentence, keep(data, verdict), f"wrote {path}"]

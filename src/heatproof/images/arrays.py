@@ -36,7 +36,7 @@ NIFTI, SERIES = "xyz", "zyx"  # axes as the files hold them
 def open_seen(path: Path, bits: int | None = None, volume: bool = False) -> Seen:
     """Read an image file, or a NIfTI file, .npy file or folder of DICOM slices.
 
-    volume: whether the network takes volumes, so that an array of three axes is one.
+    volume: whether the network takes volumes, so that an array of three axes is a volume.
     """
     try:
         if is_nifti_name(path):

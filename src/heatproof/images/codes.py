@@ -52,7 +52,7 @@ EDITS = ("remove", "move", "swap")
 
 
 class Spot(NamedTuple):
-    """Where modules lie: the first one's first pixel, pixels per module, modules of quiet zone."""
+    """Position of a code: its first pixel, pixels per module, modules of quiet zone."""
 
     top: int
     left: int
@@ -193,7 +193,7 @@ def free(side: int) -> int:
 
 
 def largest_scale(shape: Sequence[int], quiet: int, frame: tuple[int, int]) -> int:
-    """Pixels per module that leave the margins free; 0 where not even one does."""
+    """Largest number of pixels per module that leaves the margins free; 0 if the code does not fit."""
     return min(free(long) // (side + 2 * quiet) for side, long in zip(shape, frame, strict=True))
 
 

@@ -39,7 +39,7 @@ IMAGES_AT_ONCE = 32
 ANGLE, CORNER_SHIFT, SIGMA, QUALITY, DARKER, NOISE, HIDDEN = 40.0, 0.3, 4 / 224, (90, 85), 0.9, 8.0, 0.25
 
 Masks = dict[str, np.ndarray]
-Picture = np.ndarray  # "H W 3", uint8
+Pixels = np.ndarray  # "H W 3", uint8
 
 
 def rotation(severity: float, height: int, width: int, random: Random) -> np.ndarray:
@@ -68,42 +68,42 @@ def homography(source: np.ndarray, target: np.ndarray) -> np.ndarray:
     return np.append(np.linalg.solve(np.array(rows), target.reshape(-1)), 1).reshape(3, 3)
 
 
-def blur(picture: Picture, severity: float, random: Random) -> Picture:
-    sigma = SIGMA * severity * min(picture.shape[:2])
-    return to_bytes(gaussian_filter(picture.astype(np.float32), (sigma, sigma, 0), mode="nearest"))
+def blur(image: Pixels, severity: float, random: Random) -> Pixels:
+    sigma = SIGMA * severity * min(image.shape[:2])
+    return to_bytes(gaussian_filter(image.astype(np.float32), (sigma, sigma, 0), mode="nearest"))
 
 
-def jpeg(picture: Picture, severity: float, random: Random) -> Picture:
+def jpeg(image: Pixels, severity: float, random: Random) -> Pixels:
     best, worse = QUALITY
     buffer = io.BytesIO()
-    Image.fromarray(picture).save(buffer, "JPEG", quality=round(best - worse * severity))
+    Image.fromarray(image).save(buffer, "JPEG", quality=round(best - worse * severity))
     return np.asarray(Image.open(buffer).convert("RGB"))
 
 
-def low_light(picture: Picture, severity: float, random: Random) -> Picture:
-    noise = random.standard_normal(picture.shape, dtype=np.float32)
-    return to_bytes((1 - DARKER * severity) * picture + NOISE * severity * noise)
+def low_light(image: Pixels, severity: float, random: Random) -> Pixels:
+    noise = random.standard_normal(image.shape, dtype=np.float32)
+    return to_bytes((1 - DARKER * severity) * image + NOISE * severity * noise)
 
 
-def occlusion(picture: Picture, severity: float, random: Random) -> Picture:
-    height, width = picture.shape[:2]
+def occlusion(image: Pixels, severity: float, random: Random) -> Pixels:
+    height, width = image.shape[:2]
     middle, log_aspect, colour = random.random(2), random.uniform(-1, 1), random.integers(0, 256, 3)
     aspect, share = 2**log_aspect, HIDDEN * severity
     tall, wide = round(math.sqrt(share / aspect) * height), round(math.sqrt(share * aspect) * width)
     top, left = round(middle[0] * (height - tall)), round(middle[1] * (width - wide))
-    hidden = picture.copy()
+    hidden = image.copy()
     hidden[top : top + tall, left : left + wide] = colour
     return hidden
 
 
-def to_bytes(values: np.ndarray) -> Picture:
+def to_bytes(values: np.ndarray) -> Pixels:
     return values.round().clip(0, 255).astype(np.uint8)
 
 
 MOVING: dict[str, Callable[[float, int, int, Random], np.ndarray]] = {
     move.__name__: move for move in (rotation, perspective)
 }
-RECOLOURING: dict[str, Callable[[Picture, float, Random], Picture]] = {
+RECOLOURING: dict[str, Callable[[Pixels, float, Random], Pixels]] = {
     change.__name__: change for change in (blur, jpeg, low_light, occlusion)
 }
 DISTORTIONS = (*MOVING, *RECOLOURING)
@@ -142,7 +142,7 @@ def distort(
         return warped, None if binary is None else moved
     with ThreadPoolExecutor() as threads:
         changed = threads.map(
-            lambda picture, number: RECOLOURING[kind](picture, severity, _random(seed, number, kind)),
+            lambda image, number: RECOLOURING[kind](image, severity, _random(seed, number, kind)),
             pictures,
             numbers,
         )

@@ -1,9 +1,9 @@
 """Backgrounds and hard negatives of codes.
 
 Codes and negatives get the same backgrounds (flat, gradient, clouds, grain, blocks, bars), so that none of
-them gives the class away. Where photographs are given, half of the images have a random piece of one, at
-least half as wide or high as the whole. Negatives share a code's size, colours and blackness, and lack what
-makes it one:
+them gives the class away. Where photographs are given, half of the backgrounds are random pieces of them, at
+least half as wide or high as the whole. Negatives share a code's size, colours and blackness, not its
+patterns:
 
     checkerboard, clutter, barcode, stripes    other things made of dark and light cells
     finderless   a real code whose finder (and a module around it) is random

@@ -97,9 +97,9 @@ def adversarial_fragility(
     for names in (cams, [c.text for c in calls if c.text not in cams]):
         if not names:
             continue
-        saliency = (
-            partial(_cam, model, _layer(model, inputs, layer)) if names is cams else partial(_gradient, model)
-        )
+        saliency = partial(_gradient, model)
+        if names is cams:
+            saliency = partial(_cam, model, _layer(model, inputs, layer))
         changed, succeeded = _search(model, inputs, saliency, epsilon, steps, seed, passes, columns)
         before, after = (
             explain(model, given, names, layer=layer, seed=seed, allow_nan=True, **passes)
@@ -159,11 +159,13 @@ def _search(
     return torch.cat(images), torch.cat(succeeded)
 
 
-def _layer(model: Model, inputs: Tensor, layer: Layers) -> str | None:
+def _layer(model: Model, inputs: Tensor, layer: Layers) -> str:
     """The layer that CAMs read."""
     needs = frozenset({"activations"})
     with frozen_eval(model.module):
-        return capture(unbind_targets(model), inputs[:1], needs=needs, layer=layer).layer
+        name = capture(unbind_targets(model), inputs[:1], needs=needs, layer=layer).layer
+    assert name is not None
+    return name
 
 
 def _cam(model: Model, layer: str, images: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:

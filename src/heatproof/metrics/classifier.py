@@ -276,14 +276,14 @@ class ClassOrder:
         moved = {names[label]: output for label, output in self.outputs.items() if label != output}
         is_short = count <= MOST_NAMES and None not in order
         some = ", ".join(f"{name} is output {output}" for name, output in list(moved.items())[:MOST_NAMES])
-        shown = ", ".join(map(str, order)) if is_short else some
+        listed = ", ".join(map(str, order)) if is_short else some
         if self.single:
             gain = f"right on {self.after:.0%} of {self.n} images instead of {self.before:.0%}"
         else:
             gain = f"at a mean AUC of {self.after:.2f} instead of {self.before:.2f} (n = {self.n})"
         return (
-            f"the classes seem to be in another order: {shown}; the network is then {gain}; name the classes "
-            "in the order of its outputs (--class-names, or images.options.class_names in a study)"
+            f"the classes seem to be in another order: {listed}; the network is then {gain}; name the "
+            "classes in the order of its outputs (--class-names, or images.options.class_names in a study)"
         )
 
 

@@ -120,8 +120,8 @@ def insertion_deletion(
         curves; the two end points of an image are shared by all methods), targets, baseline and adaptive.
     """
     model = as_model(model)
-    pictures = model.check_images(images).to(model.device)
-    model, targets = bind_targets(model, pictures, targets)
+    inputs = model.check_images(images).to(model.device)
+    model, targets = bind_targets(model, inputs, targets)
     if not isinstance(steps, int) or steps < 1:
         raise InputError(f"steps must be a whole number of at least 1, got {steps!r}")
     if not isinstance(adaptive, bool) and adaptive != DECIDED:
@@ -129,7 +129,7 @@ def insertion_deletion(
     if isinstance(maps, Mapping) and not maps:
         raise InputError("maps is an empty dict; give the maps of at least one method")
     methods: Mapping[Any, Maps | ArrayLike] = maps if isinstance(maps, Mapping) else {"": maps}
-    walk = _Curves(model, pictures, methods, steps, baseline, seed)
+    walk = _Curves(model, inputs, methods, steps, baseline, seed)
     with frozen_eval(model.module):
         walk.run(Queue(model, walk.size, **passes), targets, adaptive)
     curves = walk.results(baseline if isinstance(baseline, str) else "given", adaptive)
@@ -223,7 +223,7 @@ def deletion(
 
 def _areas(
     name: str, maps: Any, targets: Any, known: Known | None, network: dict[str, Any], walk: dict[str, Any]
-) -> Any:
+) -> PerImage | dict[Any, PerImage]:
     """One of the two areas, from curves that both share."""
     key = tuple(value if isinstance(value, str | int) else id(value) for value in walk.values())
     curves = cached(known, key, lambda: insertion_deletion(maps, targets, **network, **walk))
@@ -231,9 +231,9 @@ def _areas(
     def own(curve: Curve) -> PerImage:
         return curve.scores.only(*(key for key in curve.scores if key.partition("_")[0] == name))
 
-    return (
-        {method: own(curve) for method, curve in curves.items()} if isinstance(maps, Mapping) else own(curves)
-    )
+    if not isinstance(maps, Mapping):
+        return own(curves)
+    return {method: own(curve) for method, curve in curves.items()}
 
 
 class _Curves:
@@ -252,15 +252,15 @@ class _Curves:
         # On a GPU in the memory format the model reads, so that variants come out in it.
         layout = memory_format(images) if images.is_cuda else torch.contiguous_format
         self.images, self.baselines = (
-            at_least_float(pictures).contiguous(memory_format=layout)
-            for pictures in (images, _baselines(model, images, baseline, seed))
+            at_least_float(given).contiguous(memory_format=layout)
+            for given in (images, _baselines(model, images, baseline, seed))
         )
         self.methods = tuple(methods)
-        values = [raw_maps(one).detach().to(images.device) for one in methods.values()]
-        for name, one in zip(methods, values, strict=True):
-            same_length(**{"images": images, f"maps{f' of {name}' if name else ''}": one})
-        self.flat = torch.cat([constant(one) for one in values])
-        self.changes = torch.cat([change_steps(one, self.size, steps) for one in values])
+        values = [raw_maps(maps).detach().to(images.device) for maps in methods.values()]
+        for name, maps in zip(methods, values, strict=True):
+            same_length(**{"images": images, f"maps{f' of {name}' if name else ''}": maps})
+        self.flat = torch.cat([constant(maps) for maps in values])
+        self.changes = torch.cat([change_steps(maps, self.size, steps) for maps in values])
         shape = (2, len(self.changes), steps + 1)
         self.curves = torch.full(shape, torch.nan, dtype=self.images.dtype, device=images.device)
         self.targets = torch.zeros(self.count, dtype=torch.long, device=images.device)
@@ -315,8 +315,8 @@ class _Curves:
             curve, step = _divmod(jobs[start:stop], self.steps + 1)
             kind, which = _divmod(curve, len(self.changes))
             changed = self.changes[which] <= per_map(step, self.changes)
-            shown = changed == per_map(kind == INSERTION, changed)
-            return mixed(shown, self.images, self.baselines, which % self.count)
+            visible = changed == per_map(kind == INSERTION, changed)
+            return mixed(visible, self.images, self.baselines, which % self.count)
 
         def read(logits: Tensor, start: int, stop: int) -> Tensor:
             if first and start == 0:
@@ -328,11 +328,11 @@ class _Curves:
             return self.model.measured(logits, chosen)
 
         if len(jobs):
-            found = queue.predict(len(jobs), make, read).to(self.curves.dtype)
+            values = queue.predict(len(jobs), make, read).to(self.curves.dtype)
             if not self.model.head.chance:
                 maps = jobs // (self.steps + 1) % len(self.changes)
-                found = (found - self.low[maps]) / self.rise[maps]
-            self.curves.view(-1)[jobs] = found
+                values = (values - self.low[maps]) / self.rise[maps]
+            self.curves.view(-1)[jobs] = values
 
     def results(self, baseline: str, adaptive: bool | str) -> dict[Any, Curve]:
         inner = (~self.curves[..., 1:-1].isnan()).sum((0, 2)).view(-1, self.count)
@@ -344,7 +344,7 @@ class _Curves:
         results = {}
         for i, name in enumerate(self.methods):
             values = {"insertion": both[INSERTION, i], "deletion": both[DELETION, i]}
-            parts = {f"{kind}_auc": area(curve) for kind, curve in values.items()}
+            parts: dict[str, Any] = {f"{kind}_auc": area(curve) for kind, curve in values.items()}
             parts |= {"insertion_error": errors[INSERTION, i], "deletion_error": errors[DELETION, i]}
             parts |= {"points": inner[i] + 4, "passes": int(inner[i].sum()) + 2 * self.count, "flat": flat[i]}
             causes = Cause(not_above(self.model.head.name), stays[i].cpu())

@@ -76,9 +76,9 @@ def checked_tau(tau: Any) -> Tau:
     if isinstance(tau, str) and tau == "adaptive":
         return "adaptive"
     if isinstance(tau, (list, tuple)) and tau:
-        for one in tau:
-            checked_tau(float(one))
-        return [float(one) for one in tau]
+        for limit in tau:
+            checked_tau(float(limit))
+        return [float(limit) for limit in tau]
     if isinstance(tau, (str, bool)) or not 0 <= tau <= 1:
         raise InputError(f"tau must be a number in [0, 1] or 'adaptive'; got {tau!r}")
     return float(tau)

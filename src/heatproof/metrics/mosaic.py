@@ -31,17 +31,18 @@ that large; otherwise (a ViT, a fixed head) pictures are shrunk, and the network
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from itertools import cycle
+from itertools import cycle, pairwise
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from heatproof.errors import HeatproofError, InputError
 from heatproof.explain.api import MethodCall, explain, read_methods
-from heatproof.images.mosaic import Mosaics, shrunk
 from heatproof.metrics.kit import Passes, refuse_volumes
 from heatproof.metrics.results import Cause, PerImage
 from heatproof.metrics.sanity import Layers, Methods
@@ -59,6 +60,72 @@ AT_ONCE = 16  # mosaics in memory
 IN_A_RUN = 200  # pictures of a checkpoint that a run makes mosaics of
 
 
+@dataclass(frozen=True)
+class Mosaics:
+    """Images of which a network is sure, and where they lie in mosaics.
+
+    Args:
+        pictures, classes: "p c h w" and "p".
+        places: "m n n", the image in each cell.
+        rows, columns: where cells begin, and the last ends: n + 1 pixels each.
+    """
+
+    pictures: Tensor
+    classes: Tensor
+    places: Tensor
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+
+    @property
+    def cell_classes(self) -> Tensor:
+        """ "m n n"."""
+        return self.classes[self.places]
+
+    @property
+    def areas(self) -> Tensor:
+        """ "n n", each cell's share of the mosaic."""
+        heights, widths = (torch.tensor(edges).double().diff() for edges in (self.rows, self.columns))
+        return torch.outer(heights, widths) / (self.rows[-1] * self.columns[-1])
+
+    def images(self, which: slice | Tensor = slice(None)) -> Tensor:
+        """ "m c H W", model-ready, with each image in its cell."""
+        lines = []
+        for line, height in zip(self.places[which].unbind(1), np.diff(self.rows).tolist(), strict=True):
+            cells = zip(line.unbind(1), np.diff(self.columns).tolist(), strict=True)
+            lines.append(torch.cat([shrunk(self.pictures[p], (height, width)) for p, width in cells], -1))
+        return torch.cat(lines, -2)
+
+    def mass(self, values: Tensor) -> Tensor:
+        """ "m n n", float64: the positive mass of maps "m h w" in each cell.
+
+        Counted on the map's own grid, each value evenly over its square: enlarged bilinearly, a correct map
+        would spill over the border of its cell.
+        """
+        rows, columns = (
+            overlap(int(count), edges).to(values.device)
+            for count, edges in zip(values.shape[1:], (self.rows, self.columns), strict=True)
+        )
+        return torch.einsum("rh,mhw,cw->mrc", rows, values.clamp(min=0).double(), columns)
+
+
+def overlap(count: int, edges: Sequence[int]) -> Tensor:
+    """ "n count": how much of each of `count` equal steps lies in each cell."""
+    # In whole numbers, so that a step outside a cell counts 0 there, not a rounding error.
+    start, whole = torch.arange(count) * edges[-1], edges[-1]
+    inside = [
+        (start + whole).clamp(max=last * count) - start.clamp(min=first * count)
+        for first, last in pairwise(edges)
+    ]
+    return torch.stack(inside).clamp(min=0).double() / whole
+
+
+def shrunk(pictures: Tensor, size: tuple[int, int]) -> Tensor:
+    """Images "p c h w" at another size."""
+    if tuple(pictures.shape[-2:]) == size:
+        return pictures
+    return F.interpolate(pictures.float(), size=size, mode="bilinear", antialias=True).to(pictures.dtype)
+
+
 def make_mosaics(
     images: Images, labels: ArrayLike | None = None, *, model: Model | nn.Module, cells: int = 2,
     confident: float = 0.5, mosaics: int | None = None, full_size: bool | None = None, seed: int = 0,
@@ -72,12 +139,12 @@ def make_mosaics(
     """
     model = unbind_targets(as_model(model))
     _check(cells, confident, mosaics, seed)
-    pictures = model.check_images(images).to(model.device)
-    refuse_volumes("grid_pointing", size_of(pictures))
-    height, width = int(pictures.shape[-2]), int(pictures.shape[-1])
-    classes, sure = _sure(model, pictures, labels, confident, passes)
+    inputs = model.check_images(images).to(model.device)
+    refuse_volumes("grid_pointing", size_of(inputs))
+    height, width = int(inputs.shape[-2]), int(inputs.shape[-1])
+    classes, sure = _sure(model, inputs, labels, confident, passes)
     if full_size is None:
-        full_size = _takes(model, pictures[:1].repeat(1, 1, cells, cells))
+        full_size = _takes(model, inputs[:1].repeat(1, 1, cells, cells))
     if not full_size and cells > min(height, width):
         raise InputError(
             f"pictures of {height}x{width} cannot be shrunk into mosaics of {cells}x{cells} cells"
@@ -87,19 +154,19 @@ def make_mosaics(
         tuple(round(i * scale * side / cells) for i in range(cells + 1)) for side in (height, width)
     )
     if not full_size:
-        again = shrunk(shrunk(pictures, (rows[1], columns[1])), (height, width))
+        again = shrunk(shrunk(inputs, (rows[1], columns[1])), (height, width))
         sure &= _sure(model, again, classes, confident, passes)[1]
     count, known = int(sure.sum()), classes[sure].unique().tolist()
     if count < cells**2 or len(known) < 2:
         rightly, small = "rightly " * (labels is not None), ", also shrunk to their cell" * (not full_size)
         only = f", all of class {known[0]}" if len(known) == 1 else ""
         raise InputError(
-            f"{count} of {len(pictures)} pictures are {rightly}classified with a probability of at least "
+            f"{count} of {len(inputs)} pictures are {rightly}classified with a probability of at least "
             f"{confident:g}{small}{only}; a mosaic of {cells}x{cells} cells takes {cells**2}, of two classes "
             "or more: give more pictures, or lower confident"
         )
     places = _arranged(classes[sure].tolist(), cells, mosaics or count // cells**2, seed)
-    return Mosaics(pictures[sure], classes[sure], places.to(pictures.device), rows, columns)
+    return Mosaics(inputs[sure], classes[sure], places.to(inputs.device), rows, columns)
 
 
 def _check(cells: int, confident: float, mosaics: int | None, seed: int) -> None:
@@ -114,10 +181,10 @@ def _check(cells: int, confident: float, mosaics: int | None, seed: int) -> None
 
 
 def _sure(
-    model: Model, pictures: Tensor, labels: ArrayLike | None, confident: float, passes: Passes
+    model: Model, inputs: Tensor, labels: ArrayLike | None, confident: float, passes: Passes
 ) -> tuple[Tensor, Tensor]:
     """ "b" classes and "b" bool: whether the network is sure of them, and right where there are labels."""
-    logits = all_logits(model, pictures, **passes)
+    logits = all_logits(model, inputs, **passes)
     highest, classes = model.probabilities(logits).max(1)
     sure = highest >= confident
     return classes, sure if labels is None else sure & (classes == model.check_targets(labels, logits))

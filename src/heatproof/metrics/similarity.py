@@ -209,7 +209,7 @@ class _Strips:
     def _strip(self, x: np.ndarray, y: np.ndarray, reach: float) -> np.ndarray:
         """ "rows columns" of windows, in a buffer that the next call overwrites."""
         n, w = len(x), self.width
-        inside, kept = n - 4 * w, n - 4 * w - 4
+        inside, count = n - 4 * w, n - 4 * w - 4
         fields, pairs, sums = (buffer[:, :n] for buffer in self.buffers)
         np.add(x, y, out=fields[0], dtype=np.float64)
         np.subtract(x, y, out=fields[1], dtype=np.float64)
@@ -219,9 +219,9 @@ class _Strips:
         rows = np.add(pairs[:, :inside], pairs[:, 2 * w : 2 * w + inside], out=sums[:, :inside])
         rows += fields[:, 4 * w :]
         np.add(rows[:, :-1], rows[:, 1:], out=pairs[:, : inside - 1])
-        windows = np.add(pairs[:, :kept], pairs[:, 2 : 2 + kept], out=fields[:, :kept])
+        windows = np.add(pairs[:, :count], pairs[:, 2 : 2 + count], out=fields[:, :count])
         windows += rows[:, 4:]
-        _similarity(windows, reach, pairs[:2, :kept], np.add)
+        _similarity(windows, reach, pairs[:2, :count], np.add)
         return fields[0, :inside].reshape(-1, w)[:, : w - SIDE + 1]
 
 

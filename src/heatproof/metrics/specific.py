@@ -310,10 +310,8 @@ def _controls(
     draws: int, known: Known | None, maps: Mapping[str, Maps], model: Model, images: Tensor, **options: Any
 ) -> list[Mapping[str, Maps]]:
     """Maps under so many draws of random weights, from the cache where they are known."""
-    return [
-        cached(known, draw, lambda draw=draw: maps_untrained(maps, model, images, draw, **options))
-        for draw in range(draws)
-    ]
+    make = partial(maps_untrained, maps, model, images, **options)
+    return [cached(known, draw, partial(make, draw)) for draw in range(draws)]
 
 
 def _stored_controls(name: str, maps: Maps) -> list[Maps]:

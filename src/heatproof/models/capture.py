@@ -157,19 +157,12 @@ class SharedPass:
         )
 
 
-class Chosen(NamedTuple):
-    """The main layer, every layer to capture, and those that multi-scale CAMs average."""
-
-    main: str | None
-    names: tuple[str, ...]
-    scales: tuple[str, ...]
-
-
 def choose_layers(
     model: Model, images: Tensor, needs: frozenset[str], layer: str | Sequence[str] | None
-) -> Chosen:
+) -> tuple[str | None, tuple[str, ...], tuple[str, ...]]:
+    """The main layer, every layer to capture, and those that multi-scale CAMs average."""
     if not needs & {"activations", "gradients", "scales"}:
-        return Chosen(None, (), ())
+        return None, (), ()
     if layer is not None:
         named = (layer,) if isinstance(layer, str) else tuple(layer)
         if not named:
@@ -177,20 +170,20 @@ def choose_layers(
         for name in named:
             find_module(model.module, name)
         if len(named) > 1 or "scales" not in needs:
-            return Chosen(named[-1], named, named)
+            return named[-1], named, named
         scales = known_scales(model) or searched_scales(model, images, named[0])
         names = tuple(dict.fromkeys((*scales, *named)))
-        return Chosen(named[0], names, names)
+        return named[0], names, names
     main = default_layer(model, images)
     if main is None:
         model.scales = searched_scales(model, images)
         main = model.layer = model.scales[-1]
     if "scales" not in needs:
-        return Chosen(main, (main,), ())
+        return main, (main,), ()
     if known_scales(model) is None:
         model.scales = searched_scales(model, images, main)
     scales = known_scales(model) or ()
-    return Chosen(main, tuple(dict.fromkeys((*scales, main))), scales)
+    return main, tuple(dict.fromkeys((*scales, main))), scales
 
 
 class NotAPicture(Exception):

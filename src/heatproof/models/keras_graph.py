@@ -195,6 +195,11 @@ class KerasClassifier(KerasGraph):
         super().__init__(model, logits=True)
         self._model = (model,)
         self.bgr, self.channels_last = bgr, _channels_last(self._graph[0])
+        shape = self._graph[0].inputs[0].shape
+        size = shape[1:3] if self.channels_last else shape[2:4]
+        self.pixel_size = None if None in size else (int(size[0]), int(size[1]))  # if they are fixed
+        self.pixel_channels: int | None = shape[3 if self.channels_last else 1]
+        self.class_count = int(self._graph[0].outputs[0].shape[-1])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> KerasClassifier:
         """Keras copies models whole; copied one by one, the children would not be the graph's layers."""
@@ -235,21 +240,6 @@ class KerasClassifier(KerasGraph):
     def untrained(self) -> KerasClassifier:
         """The same network with weights drawn anew, as Keras draws them."""
         return KerasClassifier(import_keras().models.clone_model(self._model[0]), self.bgr)
-
-    @property
-    def pixel_size(self) -> tuple[int, int] | None:
-        """Height and width the model was built for, where they are fixed."""
-        shape = self._graph[0].inputs[0].shape
-        size = shape[1:3] if self.channels_last else shape[2:4]
-        return (int(size[0]), int(size[1])) if None not in size else None
-
-    @property
-    def pixel_channels(self) -> int | None:
-        return cast("int | None", self._graph[0].inputs[0].shape[3 if self.channels_last else 1])
-
-    @property
-    def class_count(self) -> int:
-        return int(self._graph[0].outputs[0].shape[-1])
 
 
 class Operation(nn.Module):

@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,7 +50,7 @@ class AccelerationState:
 
 
 class Accelerator:
-    """How the passes of a model run. It keeps no state of its own, so it can be made for every call."""
+    """How the passes of a model run. Made anew for every call: the state lies in the model's facts."""
 
     def __init__(self, model: Model) -> None:
         self.model, self.state = model, model.facts.acceleration
@@ -159,7 +160,7 @@ class Accelerator:
         graphs = self.graphs
         return graphs is not None and not graphs.reason and self.model.facts.columns is not None
 
-    @property
+    @cached_property
     def graphs(self) -> Graphs | None:
         """The recordings of a network on a GPU, after its first pass; None where passes are not recorded."""
         model = self.model
@@ -181,8 +182,8 @@ class Accelerator:
             folding = Folding.of(model, model.ready(image), fuse)
             self.state.folding = key, folding
         parts = model.module.modules() if fuse else folding.parts
-        usable = folding.steps and not any(part.training or is_watched(part) for part in parts)
-        return folding if usable else None
+        changed = any(part.training or (not fuse and is_watched(part)) for part in parts)
+        return folding if folding.steps and not changed else None
 
     def _inputs(self, images: Tensor, targets: Any, rows: int | None = None) -> list[Tensor]:
         if targets is None:

@@ -48,9 +48,16 @@ def as_place(targets: Any) -> Place | None:
 
 @dataclass(frozen=True, eq=False)
 class Dense(Head, ABC):
-    """A head that is bound to regions or boxes of images."""
+    """A head that is bound to regions or boxes of images.
+
+    where: "i h w" or "i d h w" regions, weights from 0 to 1; or "i 4" boxes, NaN where an image has none.
+    classes: "i", the class of each image where no other is named.
+    """
 
     asks: ClassVar[bool] = True
+
+    where: Tensor | None = None
+    classes: Tensor | None = None
 
     @abstractmethod
     def look(self, output: Any, count: int) -> list[Any]:
@@ -61,13 +68,13 @@ class Dense(Head, ABC):
         """This head bound to images. targets: None, classes, or (class, region)."""
 
     @property
-    @abstractmethod
     def bound(self) -> int:
         """Number of images it is bound to."""
+        return 0 if self.where is None else len(self.where)
 
-    @abstractmethod
     def free(self) -> Dense:
         """This head, not bound."""
+        return replace(self, by_itself=False, where=None, classes=None)
 
     @abstractmethod
     def columns(self, targets: Any, device: torch.device) -> Columns:
@@ -83,8 +90,6 @@ class Segmentation(Dense):
     same_if: ClassVar[str] = "the same class has the highest mean logit in the region"
 
     ends: str = ""  # "sigmoid" or "softmax" where the network ends in one
-    regions: Tensor | None = None  # "i h w" or "i d h w", weights from 0 to 1
-    wanted: Tensor | None = None  # "i": the default class of each image
 
     @property
     def meaning(self) -> str:
@@ -113,14 +118,14 @@ class Segmentation(Dense):
 
     def table(self, output: Any, count: int) -> Tensor:
         logits = self.pixel_logits(output, count)
-        if self.regions is None:
+        if self.where is None:
             return logits.mean(tuple(range(2, logits.ndim)))
-        if logits.shape[2:] != self.regions.shape[1:]:
+        if logits.shape[2:] != self.where.shape[1:]:
             raise TargetError(
-                f"the region is {tuple(self.regions.shape[1:])} but the answer {tuple(logits.shape[2:])}; "
+                f"the region is {tuple(self.where.shape[1:])} but the answer {tuple(logits.shape[2:])}; "
                 "ask about images of one size"
             )
-        places = logits.flatten(2), self.regions.to(logits).flatten(1)
+        places = logits.flatten(2), self.where.to(logits).flatten(1)
         return torch.einsum("bkn,in->bki", *places).flatten(1)
 
     def look(self, output: Any, count: int) -> list[Tensor]:
@@ -140,18 +145,11 @@ class Segmentation(Dense):
         regions = (
             _mask(place.where, predicted) if place else (predicted == per_map(wanted, predicted)).float()
         )
-        return replace(self, by_itself=False, regions=regions, wanted=wanted)
-
-    @property
-    def bound(self) -> int:
-        return 0 if self.regions is None else len(self.regions)
-
-    def free(self) -> Segmentation:
-        return replace(self, by_itself=False, regions=None, wanted=None)
+        return replace(self, by_itself=False, where=regions, classes=wanted)
 
     def columns(self, targets: Any, device: torch.device) -> Columns:
-        assert self.wanted is not None
-        chosen = self.wanted if targets is None else _one_per_image(targets, self.bound)
+        assert self.classes is not None
+        chosen = self.classes if targets is None else _one_per_image(targets, self.bound)
         return Columns(chosen.to(device) * self.bound + torch.arange(self.bound, device=device))
 
     def labels(self, columns: Tensor) -> Tensor:
@@ -159,12 +157,12 @@ class Segmentation(Dense):
 
     def probabilities(self, logits: Tensor) -> Tensor:
         means = self._by_class(logits)
-        if self.regions is not None:
-            means = means / self.regions.to(logits).flatten(1).sum(1).clamp(min=1e-6)
+        if self.where is not None:
+            means = means / self.where.to(logits).flatten(1).sum(1).clamp(min=1e-6)
         return (means.sigmoid() if means.shape[1] == 1 else means.softmax(1)).flatten(1)
 
     def predicted(self, logits: Tensor) -> Tensor:
-        if self.regions is not None:
+        if self.where is not None:
             raise ModelError("a segmentation that is bound to images predicts no single column")
         return logits.argmax(1)
 
@@ -192,9 +190,6 @@ class Detection(Dense):
         f"boxes; the score of the one that overlaps a reference box by IoU >= {OVERLAP}, else 0"
     )
 
-    boxes: Tensor | None = None  # "i 4"; NaN where the image has none to refer to
-    classes: Tensor | None = None  # "i"
-
     def table(self, output: Any, count: int) -> Tensor:
         return torch.stack([self._row(detections) for detections in _detections(output, count)])
 
@@ -202,11 +197,11 @@ class Detection(Dense):
         """ "i": the score that each reference box gets in one image."""
         scores = detections["scores"]
         nothing = scores.sum() * 0  # which has a gradient, 0, like the rest
-        if self.boxes is None or self.classes is None:
+        if self.where is None or self.classes is None:
             return torch.cat([scores, nothing[None]]).amax(0, keepdim=True)
         if not len(scores):
-            return nothing.expand(len(self.boxes))
-        overlap = box_overlap(detections["boxes"].detach(), self.boxes.to(scores))
+            return nothing.expand(self.bound)
+        overlap = box_overlap(detections["boxes"].detach(), self.where.to(scores))
         matches = (overlap >= OVERLAP) & (detections["labels"][:, None] == self.classes.to(scores.device))
         return torch.where(matches, scores[:, None], nothing).amax(0)
 
@@ -221,17 +216,10 @@ class Detection(Dense):
             boxes = place.where.float()
             if boxes.shape not in ((4,), (count, 4)):
                 raise TargetError(f"a box is four numbers x0, y0, x1, y1; got shape {tuple(boxes.shape)}")
-            return replace(self, by_itself=False, boxes=boxes.expand(count, 4), classes=wanted)
+            return replace(self, by_itself=False, where=boxes.expand(count, 4), classes=wanted)
         best = [_best(each, None if wanted is None else int(wanted[i])) for i, each in enumerate(seen)]
         boxes, labels = torch.stack([box for box, _ in best]), torch.tensor([label for _, label in best])
-        return replace(self, by_itself=False, boxes=boxes, classes=labels.to(boxes.device))
-
-    @property
-    def bound(self) -> int:
-        return 0 if self.boxes is None else len(self.boxes)
-
-    def free(self) -> Detection:
-        return replace(self, by_itself=False, boxes=None, classes=None)
+        return replace(self, by_itself=False, where=boxes, classes=labels.to(boxes.device))
 
     def columns(self, targets: Any, device: torch.device) -> Columns:
         if targets is not None and self.classes is not None:
