@@ -56,22 +56,22 @@ def baseline_images(
 
 
 def mixed(
-    shown: Tensor, images: Tensor, others: Tensor, rows: Tensor, segments: Tensor | None = None
+    visible: Tensor, images: Tensor, others: Tensor, rows: Tensor, segments: Tensor | None = None
 ) -> Tensor:
-    """ "n c H W": input j is image rows[j] where shown[j], "H W" bool, is true, and its other elsewhere.
+    """ "n c H W": input j is image rows[j] where visible[j], "H W" bool, is true, and its other elsewhere.
 
-    segments: "b H W" numbers of segments; shown[j] is then "s" bool, by segment.
+    segments: "b H W" numbers of segments; visible[j] is then "s" bool, by segment.
     """
     if not images.is_cpu:
         if segments is not None:
-            shown = shown.gather(1, segments.flatten(1)[rows]).view(-1, *segments.shape[1:])
-        return torch.where(shown[:, None], images[rows], others[rows])
+            visible = visible.gather(1, segments.flatten(1)[rows]).view(-1, *segments.shape[1:])
+        return torch.where(visible[:, None], images[rows], others[rows])
     # On a CPU, indexing both images for every input takes more than twice as long; lerp is exact at 0 and 1,
     # and faster than where.
     inputs = torch.empty(
         (len(rows), *images.shape[1:]), dtype=images.dtype, memory_format=memory_format(images)
     )
-    share = shown.contiguous().view(torch.uint8).to(images.dtype)  # from bool it takes ten times as long
+    share = visible.contiguous().view(torch.uint8).to(images.dtype)  # from bool it takes ten times as long
     for target, row, part in zip(inputs, rows.tolist(), share, strict=True):
         if segments is not None:
             part = part.index_select(0, segments[row].flatten()).view(segments.shape[1:])

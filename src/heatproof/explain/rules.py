@@ -53,11 +53,11 @@ class Rules(TorchFunctionMode):
 
 
 def own_gradient(
-    trace: Trace, rules: Mapping[str, Rule], shown: Callable[[int, int], Tensor] | None = None
+    trace: Trace, rules: Mapping[str, Rule], inputs_of: Callable[[int, int], Tensor] | None = None
 ) -> Tensor:
     """ "b c H W": the gradient at the images, in a pass with these rules.
 
-    shown: the inputs for a range of images, if not just these: they come first in it.
+    inputs_of: the inputs for a range of images, if not just these: they come first in it.
     """
     images = working_images(trace)
     parts: list[Tensor] = []
@@ -65,7 +65,7 @@ def own_gradient(
     def work(start: int, stop: int) -> Tensor:
         count = stop - start
         with torch.inference_mode(False), torch.enable_grad():
-            inputs = trace.model.ready(images[start:stop] if shown is None else shown(start, stop))
+            inputs = trace.model.ready(images[start:stop] if inputs_of is None else inputs_of(start, stop))
             inputs = inputs.detach().clone().requires_grad_()
             with Rules(rules):
                 logits = trace.model.forward(inputs)
@@ -345,11 +345,11 @@ def contributions(trace: Trace, add: Callable[[int, int, Tensor | None], None]) 
             bias_at(output, shift if bias is None else shift + bias)
         return output
 
-    def shown(start: int, stop: int) -> Tensor:
+    def inputs_of(start: int, stop: int) -> Tensor:
         span[:] = start, stop
         add(start, stop, None)
         return images[start:stop]
 
     rules: dict[str, Rule] = {"conv2d": convolution, "conv3d": convolution, "batch_norm": normalisation}
-    gradient = own_gradient(trace, rules | without_attention("fullgrad", trace, "attnlrp"), shown)
+    gradient = own_gradient(trace, rules | without_attention("fullgrad", trace, "attnlrp"), inputs_of)
     add(0, len(images), images * gradient)
