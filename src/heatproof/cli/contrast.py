@@ -73,4 +73,4 @@ def run_contrast(ctx: click.Context, given: dict[str, Any]) -> None:
         say(f"{point.strength:.0%}: {point.planting.sentence}")
     if outcome.table.rows:
         console.print(terminal_table(outcome.table))
-    finish(ctx, outcome.page, failed=not outcome.table.rows)
+    finish_study(ctx, outcome.page, failed=not outcome.table.rows)
