@@ -43,7 +43,7 @@ from heatproof.metrics.mosaic import make_mosaics
 from heatproof.metrics.specific import maps_untrained
 from heatproof.models.derived import disconnected
 from heatproof.models.model import as_model
-from heatproof.registry import Card, Entry, explainers, metrics
+from heatproof.registry import Card, Metric, explainers, metrics
 from heatproof.report.figures import drawing
 from heatproof.report.panels import Tile, panel
 from heatproof.show import overlay
@@ -366,19 +366,20 @@ def write(name: str) -> Path:
 # --- tables from the code -----------------------------------------------------------------------------------
 
 FILES = {  # by the file that computes a metric
-    "consistency": "cscore.md", "on_parts": "structure.md", "similarity": "cose.md", "stability": "cose.md",
-    "localisation": "localise.md", "faithfulness": "insertion-deletion.md", "occlusion": "occlusion.md",
-    "robustness": "robustness.md", "sanity": "sanity.md", "margins": "sanity.md", "agreement": "agreement.md",
-    "classifier": "classifier.md", "specificity": "specificity.md", "mosaic": "mosaic.md",
+    "cscores": "cscore.md", "on_parts": "structure.md", "similarity": "cose.md", "stability": "cose.md",
+    "localisation": "localise.md", "faithfulness": "insertion-deletion.md", "sanity": "sanity.md",
+    "stats": "sanity.md", "agreement": "agreement.md", "classifier": "classifier.md",
+    "specific": "specificity.md", "mosaic": "mosaic.md",
     "blobs": "localise.md", "mean_maps": "cscore.md", "adversarial": "sanity.md",
 }  # fmt: skip
+FAMILIES = {"Causes": "occlusion.md", "Robustness": "robustness.md"}  # with pages of their own
 
 
-def page_of(entry: Entry) -> str:
+def page_of(entry: Metric) -> str:
     """The page in docs/metrics that explains a metric."""
     module = inspect.getmodule(entry.function)
     assert module is not None
-    return FILES[module.__name__.rpartition(".")[2]]
+    return FAMILIES.get(entry.family) or FILES[module.__name__.rpartition(".")[2]]
 
 
 def rows(head: list[str], lines: list[list[str]]) -> str:

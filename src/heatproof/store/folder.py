@@ -292,13 +292,15 @@ class RunFolder:
         units = set(plan["units"]) if plan else done
         planned = plan["images"] if plan else used + broken
         missing = max(0, planned - used - broken)
-        state, reason = ("unknown", NOT_RECORDED) if plan is None else self._state(done, units)
+        state, reason = self._state(plan is not None, done, units)
         finished = len(done & units)
         return Status(
             state, reason, planned, used, broken, missing, counts["unanswered"], len(units), finished
         )
 
-    def _state(self, done: set[str], units: set[str]) -> tuple[State, str]:
+    def _state(self, is_planned: bool, done: set[str], units: set[str]) -> tuple[State, str]:
+        if not is_planned:
+            return "unknown", NOT_RECORDED
         if units <= done:
             return "complete", ""
         if working := claims(self.path):

@@ -208,7 +208,7 @@ class Ledger:
             seal = Seal(record["unit"], record["files"], record["made"])
             check_types(asdict(seal), Seal)
             check_types(seal.unit, Unit)
-            fields = {k: tuple(v) if isinstance(v, list) else v for k, v in seal.unit.items()}
+            fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in seal.unit.items()}
             if Unit(**fields).hash != unit or not all(map(OWN.fullmatch, seal.files)):
                 return None
         except (StoreError, FileNotFoundError, KeyError, TypeError, ValueError):
