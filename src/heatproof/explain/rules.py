@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from heatproof.errors import InputError, ModelError
 from heatproof.explain.baselines import STARTS, baseline_images
-from heatproof.explain.gradients import GRADIENT_CARD, over_channels, working_images
+from heatproof.explain.gradients import GRADIENT_CARD, gradient_method, over_channels, working_images
 from heatproof.grids import extremes
 from heatproof.models.running import at_least_float
 from heatproof.registry import explainer
@@ -155,9 +155,9 @@ def _self_attention(
     return F.linear(mixed, out_weight, out_bias), None
 
 
-@explainer(
+@gradient_method(
     "guided-backprop", cite="springenberg2015guided", aliases=("guided-backpropagation", "gbp"),
-    card=GRADIENT_CARD, cost=OWN_PASS, architecture="cnn", volumes=True,
+    cost=OWN_PASS, architecture="cnn",
 )  # fmt: skip
 def guided_backprop(trace: Trace) -> Signed:
     """The gradient, of which every ReLU lets only the positive part through.
@@ -184,10 +184,9 @@ def guided_backprop(trace: Trace) -> Signed:
     return over_channels(gradients)
 
 
-@explainer(
-    "deeplift", cite="shrikumar2017deeplift", card=GRADIENT_CARD, cost="a pass of its own, with 2 inputs",
-    architecture="cnn", volumes=True,
-)  # fmt: skip
+@gradient_method(
+    "deeplift", cite="shrikumar2017deeplift", cost="a pass of its own, with 2 inputs", architecture="cnn"
+)
 def deeplift(trace: Trace, *, baseline: str = "zero") -> Signed:
     """Each pixel's share in the difference between the image's logit and a reference's (rescale rule).
 
