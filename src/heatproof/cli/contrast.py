@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from heatproof.cli._console import console, errors, say, steps
-from heatproof.cli._study import PlacedCommand, terminal_table
+from heatproof.cli._study import PlacedCommand, finish_study, terminal_table
 from heatproof.studies.contrast.settings import ContrastSettings
 
 
