@@ -77,8 +77,8 @@ def visible(text: str) -> str:
 def counted(number: int, noun: str) -> str:
     """A number with its noun, in the singular or plural.
 
-    >>> counted(1, "picture"), counted(1200, "picture"), counted(2, "class")
-    ('1 picture', '1,200 pictures', '2 classes')
+    >>> counted(1, "image"), counted(1200, "image"), counted(2, "class")
+    ('1 image', '1,200 images', '2 classes')
     """
     return f"{number:,} {noun}{('es' if noun.endswith('s') else 's') * (number != 1)}"
 

@@ -316,11 +316,11 @@ def test_bad_input_is_one_sentence(function: Any, trained: nn.Sequential) -> Non
     nn.init.constant_(nan[-1].weight, float("nan"))
     flat = nn.Sequential(nn.Flatten(), nn.Linear(768, 2))
     before = state_of(trained)
-    asks = "; a mosaic of 2x2 cells takes 4, of two classes or more: give more pictures, or lower confident"
+    asks = "; a mosaic of 2x2 cells takes 4, of two classes or more: give more images, or lower confident"
     sure = "are classified with a probability of at least"
-    assert said(images[:3]) == f"3 of 3 pictures {sure} 0.5{asks}"
-    assert said(images[::4]) == f"4 of 4 pictures {sure} 0.5, all of class 0{asks}"
-    wrong = "0 of 16 pictures are rightly classified with a probability of at least 0.5"
+    assert said(images[:3]) == f"3 of 3 images {sure} 0.5{asks}"
+    assert said(images[::4]) == f"4 of 4 images {sure} 0.5, all of class 0{asks}"
+    wrong = "0 of 16 images are rightly classified with a probability of at least 0.5"
     assert said(told=(labels + 1) % 4) == wrong + asks
     assert said(model=flat, confident=1.0).startswith("0 of 16")
     assert said(model=nan).startswith("0 of 16")
@@ -337,7 +337,7 @@ def test_bad_input_is_one_sentence(function: Any, trained: nn.Sequential) -> Non
 
 
 def test_pictures_smaller_than_the_grid_cannot_be_shrunk() -> None:
-    with pytest.raises(InputError, match="pictures of 2x2 cannot be shrunk into mosaics of 3x3 cells"):
+    with pytest.raises(InputError, match="images of 2x2 cannot be shrunk into mosaics of 3x3 cells"):
         grid_pointing(
             model=nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), images=torch.rand(9, 3, 2, 2), cells=3
         )

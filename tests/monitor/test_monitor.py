@@ -180,7 +180,7 @@ def test_sources_and_batches_bring_their_own_labels(net: nn.Module, tmp_path: Pa
     [
         (pictures(), torch.zeros(N, dtype=torch.long), {}, "all 22 images have label 0"),
         (pictures(), LABELS[:-1], {}, "22 images but 21 labels"),
-        (pictures(), LABELS.float(), {}, "one class number per picture"),
+        (pictures(), LABELS.float(), {}, "one class number per image"),
         (pictures(), LABELS - 1, {}, "class numbers start at 0"),
         (pictures(), None, {}, "needs labels"),
         (pictures(), LABELS, {"class_names": ["only"]}, "only 1 class names"),

@@ -34,7 +34,7 @@ def test_pictures_are_spread_over_the_scores_with_two_wrong_answers(data: RunDat
     column = data.images.scores["insertion", "layercam"]
     kept = data.folder.pictures()
     usable = [i for i, name in enumerate(data.images.ids) if data.images.right[i] and kept.path(name)]
-    assert len(usable) == 47, "one picture was not kept"
+    assert len(usable) == 47, "one image was not kept"
     ranked = sorted(usable, key=lambda i: -column[i])
     assert places[0] == ranked[0] and places[3] == ranked[-1]
     ranks = [ranked.index(i) for i in places[:4]]
@@ -44,7 +44,7 @@ def test_pictures_are_spread_over_the_scores_with_two_wrong_answers(data: RunDat
 def test_each_picture_stands_beside_its_map_and_answer(data: RunData) -> None:
     front = front_images(data, judge(data), linked=True)
     assert front is not None and front.method == "gradcam" and front.title == "Six pictures that show it"
-    assert "the 2 wrong answers that the network is surest of; 60 pictures in all" in front.how_chosen
+    assert "the 2 wrong answers that the network is surest of; 60 images in all" in front.how_chosen
     for one in front.images:
         place = data.images.ids.index(one.record["id"])
         assert one.score == pytest.approx(data.images.scores["insertion", "gradcam"][place])

@@ -130,7 +130,7 @@ def test_a_long_heading_is_not_cut() -> None:
 
 
 def test_text_stays_in_its_place() -> None:
-    long = "a method with so many options that its name is wider than the picture it stands above"
+    long = "a method with so many options that its name is wider than the image it stands above"
     made = np.asarray(panel([Tile(Image.new("RGB", (224, 224)), long, long)]))
     assert made.shape[1] == 224 + 2 * panels.GAP
     assert (made[:, -panels.GAP :] == 255).all()  # nothing is written into the margin

@@ -156,7 +156,7 @@ def test_a_run_that_kept_nothing_goes_on_paper_too(tmp_path: Path) -> None:
     bare = read_run(make_run(tmp_path / "run", images=4, methods=["random"], metrics=(), maps=False))
     write_pdf(bare, judge(bare), tmp_path / "a.pdf", chromium=None)
     text = text_of(tmp_path / "a.pdf")
-    assert "Not in this report" in text and "the run kept no pictures" in text
+    assert "Not in this report" in text and "the run kept no images" in text
 
 
 def typst_text(body: str, path: Path) -> str:

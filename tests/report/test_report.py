@@ -238,8 +238,7 @@ def test_every_picture_says_which_class_its_map_explains(data: RunData) -> None:
         assert image["explains"] == image["label"] != ""
         assert image["which"] == ("true label and prediction" if image["right"] else "true label")
     assert (
-        "Every map explains the true label of its picture; for 12 of 60 the network says another class."
-        in text
+        "Every map explains the true label of its image; for 12 of 60 the network says another class." in text
     )
     wanted = ImageQuery("gradcam")
     rows = list(csv.DictReader(io.StringIO(as_csv(data, wanted))))
@@ -331,7 +330,7 @@ def test_unknown_metrics_and_missing_parts_are_said(tmp_path: Path) -> None:
     assert "★" not in row
     (left_out,) = re.findall(r"Not in this report(.*)", page.text.replace("\n", " "))
     assert "What the network uses: no album was made" in left_out and "Pictures" not in left_out[:200]
-    assert "Pictures: no picture was asked for" in Page(render(data, judge(data), None)).text
+    assert "Pictures: no image was asked for" in Page(render(data, judge(data), None)).text
     assert all(image["picture"] is None and image["maps"] == [None] * 5 for image in embedded(text)["images"])
 
 

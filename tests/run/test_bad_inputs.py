@@ -102,7 +102,7 @@ def test_a_run_with_a_nan_answer_ends_with_exit_code_1_and_the_count(tmp_path: P
     write_network(tmp_path, MARKED.format(value="float('nan')"))
     result = CliRunner().invoke(main, ["run", str(study), "--out", str(tmp_path / "out")])
     assert result.exit_code == 1, result.output
-    assert "1 picture got no answer: the network's output is NaN or infinite" in result.output
+    assert "1 image got no answer: the network's output is NaN or infinite" in result.output
 
 
 class Marked(nn.Sequential):

@@ -269,7 +269,7 @@ def test_pictures_and_network_that_do_not_agree_are_refused(folder: Path) -> Non
         run_study(study, folder / "refused")
     study = made.study(folder, "dot")
     study["model"] = made.study(folder)["model"]
-    with pytest.raises(InputError, match=r"several findings at once .* but each picture has one label"):
+    with pytest.raises(InputError, match=r"several findings at once .* but each image has one label"):
         run_study(study, folder / "refused")
     study = small(folder)
     study["model"] |= {"thresholds": {"dott": 0.3}}

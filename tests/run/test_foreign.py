@@ -183,7 +183,7 @@ def test_control_maps_that_are_missing_are_refused_before_any_work(made: tuple[P
     folder, _ = made
     method = each(".npy", np.save)(folder, explained(folder))
     (folder / "mapsnpy-random").mkdir()
-    with pytest.raises(InputError, match=r"10 of 10 pictures have no map.*mapsnpy-random/0/"):
+    with pytest.raises(InputError, match=r"10 of 10 images have no map.*mapsnpy-random/0/"):
         score(folder, method, "controls are missing")
     (folder / "mapsnpy-random").rmdir()
 
@@ -335,8 +335,8 @@ def one_for_two(folder: Path) -> str:
 
 
 WRONG = {
-    lose: r"10 of 10 pictures have no map, such as cat/000.png; looked for .*000.png.npy or .*cat/000.npy or",
-    too_few: r"few.npy holds 7 maps, but there are 10 pictures; give one for each",
+    lose: r"10 of 10 images have no map, such as cat/000.png; looked for .*000.png.npy or .*cat/000.npy or",
+    too_few: r"few.npy holds 7 maps, but there are 10 images; give one for each",
     too_flat: r"has shape \(16,\); a map has height and width",
     other_shape: r"the map of cat/000.png is 36 x 64, but the network sees 32 x 32, another shape",
     other_sizes: r"maps differ in size: cat/000.png has 4 x 4, cat/002.png 5 x 5; bring them to one size",
@@ -344,7 +344,7 @@ WRONG = {
     broken: r"cannot read maps from .*broken.npz",
     words: r"words.npy holds <U1, not numbers",
     other_names: r"names.npz has no map of cat/000.png; its first is x0",
-    one_for_two: r"8 of 10 pictures have no map",
+    one_for_two: r"8 of 10 images have no map",
 }
 
 

@@ -240,7 +240,7 @@ def test_a_dry_run_of_a_slow_study_is_estimated_from_a_small_part_of_it(tmp_path
     )
     assert shown.exit_code == 0, shown.output
     assert time.monotonic() - began < 60  # the run itself would take ten minutes, one picture sixteen seconds
-    assert "timed 1 picture, " in shown.output and not (tmp_path / "x").exists()
+    assert "timed 1 image, " in shown.output and not (tmp_path / "x").exists()
     # Each image: a shared pass, 4,000 masks, 2 end points, 2 methods x 2 curves x 49; 18 images, twice.
     inputs = 18 * 2 * (1 + 4000 + 2 + 2 * 2 * 49)
     assert f"about {inputs:,} inputs" in shown.output

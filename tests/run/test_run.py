@@ -276,7 +276,7 @@ def break_pictures(folder: Path) -> tuple[set[str], set[str]]:
     content = (folder / "whole.jpg").read_bytes()
     (folder / "whole.jpg").unlink()
     (folder / "truncated.jpg").write_bytes(content[: len(content) // 2])
-    (folder / "text.jpg").write_text("this is no picture")
+    (folder / "text.jpg").write_text("this is no image")
     header = bytearray(content)
     start = header.index(b"\xff\xc0") + 5
     header[start : start + 4] = (20000).to_bytes(2, "big") * 2
@@ -300,7 +300,7 @@ def test_broken_pictures_are_rows_with_a_reason_and_the_run_goes_on(tmp_path: Pa
     bad, good = break_pictures(tmp_path / "pictures" / "cat")
     shown = CliRunner().invoke(main, ["run", str(study), "--out", str(tmp_path / "out")])
     assert shown.exit_code == 1, shown.output
-    assert f"{len(bad)} pictures could not be used" in shown.output
+    assert f"{len(bad)} images could not be used" in shown.output
     scores = RunFolder.open(tmp_path / "out").scores()
     broken = scores.sql("select image, reason, value from scores where metric = 'image'")
     assert {row["image"] for row in broken} == {f"cat/{name}" for name in bad}
@@ -342,7 +342,7 @@ def test_a_run_says_how_many_pictures_got_no_answer(tmp_path: Path) -> None:
     torch.save({name: w * math.nan for name, w in weights.items()}, tmp_path / "epochs" / "epoch01.pt")
     shown = CliRunner().invoke(main, ["run", str(study), "--out", str(tmp_path / "out")])
     assert shown.exit_code == 1, shown.output
-    assert "6 pictures got no answer: the network's output is NaN or infinite" in shown.output
+    assert "6 images got no answer: the network's output is NaN or infinite" in shown.output
 
 
 def test_weights_that_change_during_a_run_are_refused(tmp_path: Path) -> None:

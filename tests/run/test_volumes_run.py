@@ -217,9 +217,9 @@ def test_an_album_and_a_contrast_test_are_of_pictures(run: RunFolder) -> None:
         torch.nn.Conv3d(1, 2, 1), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool3d(1), torch.nn.Flatten()
     )
     volumes = torch.rand(4, 1, 4, 8, 8)
-    with pytest.raises(InputError, match="an evidence album is made of pictures"):
+    with pytest.raises(InputError, match="an evidence album is made of images"):
         make_album(net, volumes, hp.explain(net, volumes, "gradcam", targets=1))
-    with pytest.raises(InputError, match="plants its token in pictures"):
+    with pytest.raises(InputError, match="plants its token in images"):
         make_pair(net, volumes, [0, 1, 0, 1])
 
 
@@ -277,4 +277,4 @@ def test_an_audit_of_scans_says_what_it_lacks(study: Path, tmp_path: Path) -> No
     done = CliRunner().invoke(main, [*asked, "--minutes", "1", "--out", str(tmp_path / "audit")])
     said = " ".join(done.output.split())
     assert done.exit_code == 2 and "lists NIfTI volumes" in said
-    assert "no picture that was tried can be used" in said and "set preprocess.window" in said
+    assert "no image that was tried can be used" in said and "set preprocess.window" in said

@@ -209,7 +209,7 @@ def test_other_pictures_than_the_reference_had_are_refused_before_any_work(
     lines = [f"others/{name}/{i:02d}.png,{name}" for name in ("disc", "square") for i in range(5)]
     (tmp_path / "others.csv").write_text("\n".join(["path,label", *(f"{tmp_path}/{x}" for x in lines)]))
     weights = finished / "out" / "training" / "epoch04.safetensors"
-    with pytest.raises(InputError, match="the pictures are not those of"):
+    with pytest.raises(InputError, match="the images are not those of"):
         compare(finished / "out" / "run", weights, tmp_path / "new", images=tmp_path / "others.csv")
     assert not (tmp_path / "new").exists()
 

@@ -91,7 +91,7 @@ def test_painting_the_tag_over_changes_what_nothing_else_speaks_for(
     (first,) = blue.groups
     assert blue.name == "blue" and on_the_tag(first, masks[green]) == 1
     assert first.changed >= 0.75 * first.n and first.drop > 0.5 and first.elsewhere == 0
-    assert first.sentence.startswith(f"Painting it over changes the answer in {first.changed} of 15 pictures")
+    assert first.sentence.startswith(f"Painting it over changes the answer in {first.changed} of 15 images")
 
 
 def content(made: Album) -> str:
@@ -123,7 +123,7 @@ def test_pictures_that_say_nothing_are_counted_and_left_out(pair: Pair) -> None:
         one.values[:] = -1.0
     made = make_album(pair.a, images, some)
     assert made[1].groups == () and made[1].blank == len(images)
-    assert "no map marks anything" in album_section(made).missing
+    assert "are blank" in album_section(made).missing
     wrong = {name: replace(one, explained=torch.zeros_like(one.explained)) for name, one in maps.items()}
     assert make_album(pair.a, images, wrong)[0].called_otherwise == len(images)  # A says blue to all of them
     nobody = {name: replace(one, explained=one.explained * 0 - 1) for name, one in maps.items()}
@@ -138,7 +138,7 @@ def test_at_most_so_many_pictures_and_pixels(pair: Pair) -> None:
     assert pages.n + pages.called_otherwise + pages.blank == 4
     assert all(max(crop.pixels.shape[:2]) == 20 for group in pages.groups for crop in group.crops)
     (one,) = album(pair.a, pair.images[:1]).classes
-    assert one.groups[0].n == 1 and "of 1 picture," in one.groups[0].sentence
+    assert one.groups[0].n == 1 and "of 1 image," in one.groups[0].sentence
 
 
 def test_what_cannot_be_used_is_one_sentence(pair: Pair) -> None:
@@ -167,7 +167,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_an_album_of_a_run_is_kept_in_its_folder(study: Path) -> None:
     folder = RunFolder.open(study.parent / "run")
-    assert read_album(folder) is None and "no album was made" in album_section(None).missing
+    assert read_album(folder) is None and "heatproof verdict RUN --album" in album_section(None).missing
     path = write_album(folder, ["gradcam"], study=study)
     kept = read_album(folder)
     assert kept is not None and path.parent == folder.path
@@ -203,12 +203,12 @@ def test_what_stands_in_the_way_is_one_sentence(study: Path, tmp_path: Path) -> 
     bare = RunFolder.open(tmp_path / "run")
     torch.save(torch.load(other.parent / "epochs/epoch01.pt"), other.parent / "epochs/epoch02.pt")
     for given, options, sentence in (
-        (folder, {}, "runs net.py, and a run folder alone is no reason to; name the study"),
+        (folder, {}, "runs net.py, which a run folder alone does not allow; name the study"),
         (folder, {"study": tmp_path / "gone.toml"}, "cannot open the network .* there is no file"),
         (folder, {"study": study, "checkpoint": "epoch07"}, "no checkpoint 'epoch07'"),
         (folder, {"study": study, "methods": ["lime"]}, "no maps of lime"),
         (folder, {"study": other}, "the weights of 'epoch02' are not those of the run"),
-        (bare, {"study": other, "checkpoint": "epoch01"}, "kept no pictures"),
+        (bare, {"study": other, "checkpoint": "epoch01"}, "stores no images"),
     ):
         with pytest.raises(HeatproofError, match=sentence) as told:
             write_album(given, **options)
@@ -228,7 +228,7 @@ def test_a_damaged_album_is_refused(study: Path) -> None:
     record = json.loads(whole)
     del record["checksum"]
     crop = next(c for pages in record["classes"] for g in pages["groups"] for c in g["crops"])
-    for pixels, sentence in ((png(large), "too large"), ("no picture", "make the album again"), (3, "again")):
+    for pixels, sentence in ((png(large), "too large"), ("no image", "make the album again"), (3, "again")):
         crop["pixels"] = pixels
         write_record(path, record)
         with pytest.raises(StoreError, match=sentence):

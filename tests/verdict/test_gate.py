@@ -355,7 +355,7 @@ def test_a_rule_without_a_method_leaves_floors_alone(tmp_path: Path) -> None:
     assert not only(folder, "any(cscore.'left.lung' >= 0.8)").holds
     assert not only(folder, "cscore.random.'left.lung' >= 0.5").holds  # where it is named
     assert only(folder, "method_agreement_spearman >= 0.5").holds
-    with pytest.raises(InputError, match="only floors have that metric; name one of them"):
+    with pytest.raises(InputError, match="only controls have that metric; name one of them"):
         only(folder, "bl <= 1")
     assert only(folder, "bl.random <= 1").holds
 

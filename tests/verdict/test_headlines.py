@@ -165,7 +165,7 @@ def test_annotations_of_the_whole_image_judge_no_position(place: Path, kind: str
     kept, _, _ = told(place, "b", kind, ["gradcam"])
     assert kept["headline"] == HEADLINES["yes", "undecided"]
     assert kept["network"]["looks_there"] == kept["network"]["maps_lie"] == "undecided"
-    assert "cannot be judged: annotations cover too much of the image" in kept["sentence"]
+    assert "cannot be tested: annotations cover too much of the image" in kept["sentence"]
 
 
 def test_wrong_labels_stand_in_the_headline(place: Path) -> None:
@@ -181,8 +181,8 @@ def test_wrong_labels_stand_in_the_headline(place: Path) -> None:
         table.writerows(rows)
     kept, _, page = told(place, "b", "mislabelled", ["gradcam"])
     assert kept["labels"]["n"] == 2 * EACH and 0.6 < kept["labels"]["accuracy"] < LOW_ACCURACY
-    share = f"only {kept['labels']['accuracy']:.0%} of its answers agree with the labels (n = {2 * EACH})"
-    assert kept["headline"].startswith("Maps follow the network") and share in kept["headline"]
+    share = f"only {kept['labels']['accuracy']:.0%} of the predictions match the labels (n = {2 * EACH})"
+    assert kept["headline"].startswith(HEADLINES["yes", "undecided"]) and share in kept["headline"]
     assert not page.startswith(" clear")
 
 
@@ -203,5 +203,5 @@ def test_where_no_map_stands_out_the_verdict_says_what_would_decide(place: Path)
 
     kept, _, page = told(place, "b", "plain", ["dice"])
     assert kept["headline"] == UNDECIDED and [one["follows"] for one in kept["methods"]] == ["undecided"]
-    would = "no method stands out from its shadows on this network, so none is judged: `heatproof contrast"
+    would = "no method is better than its control maps on this network, so none is judged"
     assert all(would in text for text in (kept["methods"][0]["note"], kept["sentence"], page))

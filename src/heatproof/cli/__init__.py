@@ -23,14 +23,14 @@ from heatproof.errors import HeatproofError, did_you_mean
 CRASHED = 3
 SECTIONS = {
     "Look around": {
-        "demo": "A whole audit on made-up pictures, in minutes, without data or downloads.",
-        "explain": "Heatmaps of a network for some pictures.",
+        "demo": "A whole audit on made-up images, in minutes, without data or downloads.",
+        "explain": "Heatmaps of a network for some images.",
         "list": "Methods, metrics, and the layers of a network.",
     },
     "Measure": {
-        "audit": "Which maps of your network can be trusted on your pictures? In about five minutes.",
-        "init": "Write a commented study for a folder of pictures.",
-        "run": "Explain and score what STUDY.toml describes: your network, your pictures.",
+        "audit": "Which maps of your network can be trusted on your images? In about five minutes.",
+        "init": "Write a commented study for a folder of images.",
+        "run": "Explain and score what STUDY.toml describes: your network, your images.",
         "score": "Maps that you have already, from any program: how good are they?",
         "contrast": "Which heatmaps show what a network uses? Tried with planted evidence.",
         "study": "The protocols of four papers, and the contrast test, from data to conclusions.",
@@ -47,7 +47,7 @@ SECTIONS = {
         "gate": "Fail a build when a run breaks a rule.",
         "verify": "Is a run folder still what was written into it?",
     },
-    "Beside that": {"qr": "Pictures of codes with exact masks of their parts."},
+    "Beside that": {"qr": "Images of codes with exact masks of their parts."},
 }
 MODULES = {  # of commands that share a module or have another name than it
     "list": "listing", "init": "run", "score": "audit", "gate": "verdict", "compare": "report",

@@ -70,7 +70,7 @@ class Explained:
 @click.option("--batch-size", type=click.IntRange(1), help="Inputs per pass; chosen by itself by default.")
 @click.option(
     "--bits", type=click.IntRange(8, 16),
-    help="Bits that 16-bit grey pictures really have; found from their values by default.",
+    help="Bits that 16-bit grey images really have; found from their values by default.",
 )  # fmt: skip
 @click.option(
     "--window",

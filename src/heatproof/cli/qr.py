@@ -138,4 +138,4 @@ def preview(data: QRSet, columns: int = 6) -> Image.Image:
 
     codes, others = (np.flatnonzero(data.labels == label)[:columns] for label in (1, 0))
     rows = ([tile(i) for i in codes], [tinted(i) for i in codes], [tile(i) for i in others])
-    return sheet([row for row in rows if row], heading=f"{len(data.labels)} pictures")
+    return sheet([row for row in rows if row], heading=f"{len(data.labels)} images")

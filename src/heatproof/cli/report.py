@@ -20,7 +20,7 @@ DEFAULT = "-"  # the file's usual name, in the run's folder
 )
 @click.option("--model", help="Which model, where the run holds several.")
 @click.option("--checkpoint", help="Which checkpoint; the last by default.")
-@click.option("--gallery", default=48, type=click.IntRange(min=0), help="Pictures to embed, at most.")
+@click.option("--gallery", default=48, type=click.IntRange(min=0), help="Images to embed, at most.")
 @click.option(
     "--jet", is_flag=True, help="Also offer the jet colour map, which shows steps that are not there."
 )

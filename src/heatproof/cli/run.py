@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 @click.option("--dry-run", is_flag=True, help="Check everything, print the plan, write nothing.")
 @click.option("--trust", is_flag=True, help="Let --dry-run run the study's own code, to check that too.")
 @click.option("--expect-accuracy", type=click.FloatRange(0, 1), help=EXPECT_ACCURACY)
-@click.option("--fail-fast", is_flag=True, help="Stop at the first picture that cannot be used.")
-@click.option("--retry-broken", is_flag=True, help="Try pictures again that could not be used.")
+@click.option("--fail-fast", is_flag=True, help="Stop at the first image that cannot be used.")
+@click.option("--retry-broken", is_flag=True, help="Try images again that could not be used.")
 @click.option(
-    "--trust-mtime", is_flag=True, help="Know pictures by size and time, not by content: for huge sets."
+    "--trust-mtime", is_flag=True, help="Know images by size and time, not by content: for huge sets."
 )
 @click.option(
     "--profile", is_flag=True, help="Tell where the time went: a table, and a timeline for Perfetto."
@@ -98,7 +98,7 @@ def run_command(
         show(outline(opened))
         say("none of its code was run, so model, layers and time are not checked; if you trust it: --trust")
         return
-    say(f"checking {study}: pictures, weights and metrics")
+    say(f"checking {study}: images, weights and metrics")
     if dry_run:
         prepared = prepare(study, out, expect_accuracy=expect_accuracy)
         for line in prepared.opened.describe():
@@ -121,7 +121,7 @@ def run_command(
         errors.print(broken_table(result.broken))
     if unanswered := result.unanswered:
         errors.print(
-            f"{counted(unanswered, 'picture')} got no answer: the network's output is NaN or infinite",
+            f"{counted(unanswered, 'image')} got no answer: the network's output is NaN or infinite",
             soft_wrap=True,
         )
     say(f"{result.done} of {result.units} units are done in {folder}")

@@ -16,7 +16,7 @@ from heatproof.studies.cscore.settings import CscoreSettings
 
 REFERENCE = click.Option(
     ["--reference"], type=click.Path(path_type=Path),
-    help="A finished run: score --checkpoints FILE beside it, on its pictures, with its methods.",
+    help="A finished run: score --checkpoints FILE beside it, on its images, with its methods.",
 )  # fmt: skip
 
 

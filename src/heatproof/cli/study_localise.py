@@ -57,7 +57,7 @@ def localise_command(ctx: click.Context, given: dict[str, Any]) -> None:
 
     outcome = localise_study(LocaliseSettings(**given), Progress(console))
     if outcome.sifted.aside:
-        table = new_table(f"{len(outcome.sifted.aside)} pictures were set aside")
+        table = new_table(f"{len(outcome.sifted.aside)} images were set aside")
         table.add_column("image", overflow="fold")
         table.add_column("reason", overflow="fold")
         for image in outcome.sifted.aside[:MAX_ASIDE]:

@@ -137,7 +137,7 @@ class Twin:
 
         a, b = self.point.planting
         return (
-            f"put into pictures without a code, the tag turns the cheating twin's answer to "
+            f"put into images without a code, the tag turns the cheating twin's answer to "
             f"“{CLASSES[CODE]}” in {times(a)}, the healthy one's in {times(b)}."
         )
 

@@ -115,7 +115,7 @@ def _side_by_side(contrast: Contrast, method: str) -> Grid:
         )
 
     token, score = contrast.token.name, contrast.scores[method]
-    rows = [["The picture", *(cell(p, f"a code with a {token}") for p in contrast.pictures[:STRIP_PICTURES])]]
+    rows = [["The image", *(cell(p, f"a code with a {token}") for p in contrast.pictures[:STRIP_PICTURES])]]
     overlays = zip(NETWORKS.values(), maps_over_pictures(contrast, method), (score.a, score.b), strict=True)
     for network, maps, inside in overlays:
         captions = [f"{share:.0%} on the {token}" for share in inside[:STRIP_PICTURES]]
@@ -214,4 +214,4 @@ def under_changes(cose: CoseResults) -> Section:
     heads = ["Method", "COSE ↑", "alike where the answer stays ↑", "different where it changes ↑",
              "pairs with the same answer", "pairs with another"]  # fmt: skip
     content = {"images": cose.images, "numbers": Grid(heads, rows, "COSE by method")}
-    return Section("cose", "When the picture or the network changes", content, room="demo")
+    return Section("cose", "When the image or the network changes", content, room="demo")

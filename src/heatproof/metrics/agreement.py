@@ -36,7 +36,7 @@ from heatproof.types import ArrayLike, Maps, constant, normalise, upsample
 KINDS = ("spearman", "ssim", "overlap")
 CONSTANT_MAP = "a map is constant, so that it has no order to compare"
 CONSTANT_EVERYWHERE = "no image has two maps that are not constant"
-NO_SSIM = "SSIM compares pictures, and these are volumes"
+NO_SSIM = "SSIM compares images, and these are volumes"
 ONE_MAP = "fewer than two methods have a map that is not constant"
 
 

@@ -73,7 +73,7 @@ def model_classes(
         if min(matches.values()) >= 0 and len(set(matches.values())) == len(matches):
             return matches
     raise InputError(
-        f"the pictures' {len(pictures)} classes ({_some(named.values())}) are not the {count} of {name}"
+        f"the images' {len(pictures)} classes ({_some(named.values())}) are not the {count} of {name}"
         f"{f' ({_some(classes)})' if classes else ''}; set model.num_classes and weights for them, list the "
         "model's classes in its order as class_names, or explain predictions: run.targets = 'predicted' "
         "without metrics that need labels"

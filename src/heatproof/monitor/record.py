@@ -58,7 +58,7 @@ class Recorder:
         for request in read_metrics(metrics):
             if request.group or not set(request.entry.needs) <= KNOWN:
                 raise InputError(
-                    f"a monitor measures pictures, without boxes or masks; {request.text} is no such"
+                    f"a monitor measures images, without boxes or masks; {request.text} is no such"
                 )
         self.path, self.images, self.layer, self.seed = Path(path), images, layer, seed
         self.cscore = rule.text

@@ -138,10 +138,10 @@ def make_validation_set(
             raise InputError("a source brings its own labels; leave labels out")
         if not images.labelled:
             raise InputError(
-                "the pictures have no labels; a C-Score is about the images of a class, so give some"
+                "the images have no labels; a C-Score is about the images of a class, so give some"
             )
         if preprocess is None:
-            raise InputError("pictures need preprocess=, such as the preprocess of hp.load_model(your_model)")
+            raise InputError("images need preprocess=, such as the preprocess of hp.load_model(your_model)")
         if limit is not None:
             images = images.subset(draw([s.label for s in images.samples], limit, seed))
         loaded = list(batches(images, preprocess, batch_size))

@@ -162,13 +162,13 @@ def _check_label_kind(source: Source, is_multilabel: bool, meaning: str) -> None
     """Images and network must agree on whether there may be several labels."""
     if source.is_multilabel and not is_multilabel:
         raise InputError(
-            f"pictures may have several findings, but the network's output is read as {meaning}; set "
-            "model.head = 'multilabel' if it has a sigmoid for each finding, else give each picture one label"
+            f"images may have several findings, but the network's output is read as {meaning}; set "
+            "model.head = 'multilabel' if it has a sigmoid for each finding, else give each image one label"
         )
     if is_multilabel and source.labelled and not source.is_multilabel:
         raise InputError(
-            f"the network answers several findings at once ({meaning}), but each picture has one label; list "
-            "what a picture has: label_columns or multilabel = true for a CSV file, a table of 0 and 1 in "
+            f"the network answers several findings at once ({meaning}), but each image has one label; list "
+            "what an image has: label_columns or multilabel = true for a CSV file, a table of 0 and 1 in "
             "memory or npz; or set model.head = 'softmax' if one class is right"
         )
 
@@ -184,7 +184,7 @@ def _check_multilabel_metrics(requests: Sequence[MetricRequest], targets: str | 
         elif request.entry.name == "cscore" and targets == "predicted" and "tau" in options:
             why = "needs maps of true findings for its tau; set run.targets = 'label', or leave tau out"
         if why:
-            raise InputError(f"metrics: where pictures may have several findings, {request.text} {why}")
+            raise InputError(f"metrics: where images may have several findings, {request.text} {why}")
 
 
 def match_labels_to_model(
@@ -292,7 +292,7 @@ class MetricAvailability:
         try:
             requests = read_metrics([text])
             if not self.labels and any("labels" in r.entry.needs and r.group for r in requests):
-                return "the network has other classes than the pictures"
+                return "the network has other classes than the images"
             check_truth(requests, self.opened.source, self.opened.targets)
         except HeatproofError as error:
             return _short(str(error))
@@ -308,7 +308,7 @@ class MetricAvailability:
         if entry.compares_checkpoints and len(self.opened.checkpoints) < 2:
             return "it compares checkpoints, and there is one"
         if entry.name == "auc" and len(used) == 1:
-            return "all pictures are of one class"
+            return "all images are of one class"
         if request.every_class and self.classes > ALL_CLASSES_UP_TO:
             return f"a run keeps the probabilities of {ALL_CLASSES_UP_TO} classes at most"
         return ""

@@ -111,7 +111,7 @@ def prepare(
         say(warning)
     by_mtime = begun.pictures.startswith(BY_MTIME) if begun and begun.pictures else trust_mtime
     if begun is None and len(opened.source) >= MANY and not by_mtime:
-        say(f"reading {counted(len(opened.source), 'picture')} to know them by their contents")
+        say(f"reading {counted(len(opened.source), 'image')} to know them by their contents")
     opened.origin = Origin.of(opened.source, path, by_mtime)
     manifest = Manifest.collect(
         opened.config,

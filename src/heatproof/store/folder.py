@@ -538,7 +538,7 @@ class PictureStore:
                 if len(content) <= MOST_BYTES and math.prod(picture.size) <= MOST_PIXELS:
                     return content
         except NO_PICTURE:
-            why = "it is no picture of a sane size"
+            why = "it is no image of a sane size"
         raise StoreError(f"cannot show {path}: {why}; heatproof verify names all damage")
 
     def planes(self, name: str) -> tuple[int, ...] | None:

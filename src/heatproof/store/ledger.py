@@ -273,5 +273,5 @@ def read_index(path: Path) -> dict[str, Any]:
     index: dict[str, Any] = json.loads(text)
     for entry in index["maps"]:
         if math.prod(map(int, entry["image_size"])) > MAX_PIXELS:
-            raise ValueError(f"its pictures of {entry['image_size']} are too large")
+            raise ValueError(f"its images of {entry['image_size']} are too large")
     return index

@@ -21,7 +21,7 @@ HEAD = (
 )
 CLASS_HEAD = "What the output is: softmax, logit, probabilities. Found by itself where that is safe."
 LAYER = "Where CAMs look; found by itself by default."
-LIMIT = "At most so many pictures, classes in proportion."
+LIMIT = "At most so many images, classes in proportion."
 DEVICE = "cpu, cuda, cuda:1, ...; a GPU where there is one."
 EXPECT_ACCURACY = "Share of images that the network should get right; stop where it is far off."
 THREADS = "Of torch; OMP_NUM_THREADS or one per CPU by default."

@@ -150,7 +150,7 @@ class Head:
         """Raise InputError for what trains or compares one class per image, if there may be others."""
         if not self.one_class:
             raise InputError(
-                f"{who} needs a network that names one class for each picture, and the head here is "
+                f"{who} needs a network that names one class for each image, and the head here is "
                 f"{self.name!r}; name another head, or take heatproof audit or run, which know all heads"
             )
 

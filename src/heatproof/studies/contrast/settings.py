@@ -39,20 +39,20 @@ class ContrastSettings(Settings):
 
     model: str = option(help="lite0, torchvision:NAME, timm:NAME, hf:FOLDER, FILE.py:FACTORY, ...", short="M")
     checkpoint: Path | None = option(None, "Weights: safetensors or torch.")
-    images: Path = option(help="Folder with a folder of pictures for each class.")
+    images: Path = option(help="Folder with a folder of images for each class.")
     class_names: tuple[str, ...] = option(
         (), "Comma-separated, in the order of the model's classes; else its own.", read=words
     )
     limit: int | None = option(None, LIMIT, least=1)
-    token: str = option("tag", "What is planted: tag, tint, blur, texture, or a picture file.")
+    token: str = option("tag", "What is planted: tag, tint, blur, texture, or an image file.")
     token_size: float | None = option(
-        None, "Of the token, as a share of the picture's side; by default its own."
+        None, "Of the token, as a share of the image's side; by default its own."
     )
     positive: str | None = option(
         None, "The class that gets the token, by name or number; by default the largest."
     )
     strength: tuple[float, ...] = option(
-        (1.0,), "Share of its pictures that get the token; several make a curve: 1,0.8,0.5,0.2.", read=shares
+        (1.0,), "Share of its images that get the token; several make a curve: 1,0.8,0.5,0.2.", read=shares
     )
     methods: tuple[str, ...] = option(
         METHODS, 'Comma-separated, options in brackets: "gradcam,lime(samples=200)".', short="m", read=calls

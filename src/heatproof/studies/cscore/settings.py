@@ -35,7 +35,7 @@ class CscoreSettings(Settings):
     images: tuple[Path, ...] = option(
         (), "Folder with a folder per class; may be repeated, then all are pooled.", short="i"
     )
-    kind: str = option("folder", "How the pictures are listed.", choices=("folder", "csv"))
+    kind: str = option("folder", "How the images are listed.", choices=("folder", "csv"))
     model: str = option(
         "lite0", "lite0, torchvision:NAME, timm:NAME, keras:NAME, FILE.py:FACTORY, ...", short="M"
     )
@@ -57,7 +57,7 @@ class CscoreSettings(Settings):
     full_lr: float = option(1e-5, "Learning rate of phase 2.")
     label_smoothing: float = option(0.1, "In phase 2.")
     clip: float = option(1.0, "Gradient norm in phase 2.")
-    train_batch: int = option(32, "Pictures per step of training.", least=1)
+    train_batch: int = option(32, "Images per step of training.", least=1)
     first_phase: str = option(
         "head", "What phase 1 trains: all, where the backbone has no weights worth freezing.",
         choices=("head", "all"),
@@ -66,11 +66,11 @@ class CscoreSettings(Settings):
     transforms: bool = option(False, "Train under COSE's transforms, one by chance each time.")
     keep: tuple[int, ...] = option(CHECKPOINTS, "Epochs that are scored.", read=_epochs)
     tau: float | str = option(
-        0.5, "Gold lists: the probability from which on a picture counts; or adaptive.",
+        0.5, "Gold lists: the probability from which on an image counts; or adaptive.",
         read=_tau, default_text="0.5",
     )  # fmt: skip
     weights: str = option(
-        "confidence", "What a picture counts: its probability, that calibrated on the other half, or 1.",
+        "confidence", "What an image counts: its probability, that calibrated on the other half, or 1.",
         choices=("confidence", "calibrated", "uniform"),
     )  # fmt: skip
     anchor: str | None = option(
@@ -82,7 +82,7 @@ class CscoreSettings(Settings):
     sweep: bool = option(True, "C-Score of every CAM at every depth, too.")
     limit: int | None = option(None, LIMIT, least=1)
     out: Path = option(Path("runs/cscore"), "Folder.", short="o")
-    batch_size: int = option(32, "Pictures per unit of the run.", least=1)
+    batch_size: int = option(32, "Images per unit of the run.", least=1)
     device: str | None = option(None, DEVICE)
     threads: int | None = option(None, THREADS, least=1)
     amp: bool = option(False, "Train in bfloat16 where it is safe.")
