@@ -1,4 +1,4 @@
-"""Files that are whole or absent: written under a temporary name, forced to disk, then renamed."""
+"""Atomic writes: under a temporary name, forced to disk, then renamed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def write_whole(files: Mapping[Path, Content], tag: str = "") -> dict[Path, str]
     """Write several files so that each is complete under its name or not there at all; their digests.
 
     All are on disk before the first is renamed: one wait for the disk serves many small files. Temporary
-    names are NAME.TAG.RANDOM.tmp, so that who left one behind can be told.
+    names are NAME.TAG.RANDOM.tmp, so that the process that left a file behind is known.
     """
     middle = f"{tag}." if tag else ""
     temporary = {path: path.with_name(f"{path.name}.{middle}{uuid.uuid4().hex[:8]}.tmp") for path in files}
@@ -51,7 +51,7 @@ def write_whole(files: Mapping[Path, Content], tag: str = "") -> dict[Path, str]
 
 @contextmanager
 def clear_failure(path: Path) -> Iterator[None]:
-    """Turn what the system says about a file into one sentence that says what to do."""
+    """Raise StoreError, one sentence that says what to do, for an OSError about a file."""
     try:
         yield
     except OSError as error:

@@ -1,12 +1,12 @@
-"""A pytest plugin: what a run must hold, in the tests that a project already has.
+"""A pytest plugin: a fixture with a run, to test its verdict and its scores.
 
     def test_maps(heatproof_run):
         assert heatproof_run.verdict.follows("gradcam")
         assert heatproof_run.holds("cscore.pneumonia >= 0.5")
 
 The run is named by `pytest --heatproof-run FOLDER`, or by heatproof_run in pytest's settings, relative to
-their folder. Where neither names one, tests that ask for it are skipped; a folder that cannot be opened, or
-whose run is not complete, is an error. Nothing of heatproof's rooms is imported before a test asks.
+their folder. Without it, the tests are skipped; a folder that cannot be opened, or whose run is not complete,
+is an error. heatproof is imported when a test uses the fixture.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class CheckedRun:
         from heatproof.verdict.answers import Claim
         from heatproof.verdict.gate import check
 
-        results = check(self.run.folder, rules)[1:]  # that it is complete was asked before
+        results = check(self.run.folder, rules)[1:]  # the first is whether it is complete
         broken = [result for result in results if not result.holds]
         return Claim(not broken, "; ".join(result.sentence for result in broken or results))
 
@@ -67,8 +67,8 @@ def named_run(config: pytest.Config) -> Path | None:
     """The folder that the command line names, else that of the settings."""
     if given := config.getoption(OPTION):
         return Path(config.invocation_params.dir, given)
-    if kept := config.getini(KEY):
-        return (config.inipath.parent if config.inipath else config.rootpath) / str(kept)
+    if folder := config.getini(KEY):
+        return (config.inipath.parent if config.inipath else config.rootpath) / str(folder)
     return None
 
 

@@ -76,8 +76,8 @@ def test_the_run_folder_reads_back_as_it_was_measured(network: nn.Module, tmp_pa
     assert [c.auc for c in read] == [c.auc for c in monitor.trajectory]
     assert [dict(c.classes) for c in read] == [dict(c.classes) for c in monitor.trajectory]
     for stored, known in zip(read, monitor.trajectory, strict=True):
-        assert {c: (f.auc, f.absent) for c, f in stored.findings.items()} == {
-            c: (f.auc, f.absent) for c, f in known.findings.items()
+        assert {c: (f.auc, f.absent) for c, f in stored.labels.items()} == {
+            c: (f.auc, f.absent) for c, f in known.labels.items()
         }
     assert find_alarms(read) == find_alarms(monitor.trajectory)
     maps = folder.maps().ids("epoch-001", "gradcam")

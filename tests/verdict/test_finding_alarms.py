@@ -9,7 +9,7 @@ from heatproof.verdict.alarms import find_alarms
 from heatproof.verdict.trajectory import (
     CheckpointState,
     ClassState,
-    FindingState,
+    LabelState,
     MethodState,
     Trajectory,
     auc_falls,
@@ -27,7 +27,7 @@ def state(
     return CheckpointState(
         name, None, sum(aucs) / 2, 0.9, {k: ClassState(200, gold[k]) for k in range(2)},
         {"gradcam": MethodState(overall, scores)},
-        findings={k: FindingState(aucs[k], ClassState(200, 200)) for k in range(2)},
+        labels={k: LabelState(aucs[k], ClassState(200, 200)) for k in range(2)},
     )  # fmt: skip
 
 

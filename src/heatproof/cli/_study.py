@@ -195,7 +195,7 @@ def arguments(settings: type, given: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def finish(ctx: click.Context, page: Path, failed: object, before: str = "") -> None:
+def finish_study(ctx: click.Context, page: Path, failed: object, before: str = "") -> None:
     """Print where the page is, and exit with 1 if something failed."""
     say(f"{before}the page: {page}")
     if failed:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from heatproof.cli._console import console, errors, say, steps
-from heatproof.cli._study import PlacedCommand, terminal_table
+from heatproof.cli._study import PlacedCommand, finish_study, terminal_table
 from heatproof.studies.contrast.settings import ContrastSettings
 
 
@@ -52,7 +52,7 @@ def run_contrast(ctx: click.Context, given: dict[str, Any]) -> None:
     with steps("training", 2 * len(settings.strength)) as bar:
         trained: list[tuple[float, str]] = []
 
-        def finish(strength: float, which: str) -> None:
+        def training_done(strength: float, which: str) -> None:
             bar.done(f"{which} with the token in {strength:.0%} of the positives")
 
         def on_progress(strength: float, which: str, state: Any) -> None:
@@ -60,17 +60,17 @@ def run_contrast(ctx: click.Context, given: dict[str, Any]) -> None:
                 return bar.inputs(state)
             if (strength, which) not in trained:
                 if trained:
-                    finish(*trained[-1])
+                    training_done(*trained[-1])
                 trained.append((strength, which))
             return bar.now(f"{which}, {strength:.0%}, epoch {state.epoch} of at most {state.epochs}")
 
         outcome = contrast_study(settings, on_progress, say)
         if trained:
-            finish(*trained[-1])
+            training_done(*trained[-1])
     for failure in outcome.result.failures[:10]:
         errors.print(f"not used: {failure.id}: {failure.reason}", soft_wrap=True)
     for point in outcome.result.points:
         say(f"{point.strength:.0%}: {point.planting.sentence}")
     if outcome.table.rows:
         console.print(terminal_table(outcome.table))
-    finish(ctx, outcome.page, failed=not outcome.table.rows)
+    finish_study(ctx, outcome.page, failed=not outcome.table.rows)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from heatproof.cli._console import broken_table, console, errors, new_table, say
-from heatproof.cli._study import StudyCommand, finish
+from heatproof.cli._study import StudyCommand, finish_study
 from heatproof.run.progress import Progress
 from heatproof.studies.cose.settings import CoseSettings
 
@@ -64,4 +64,4 @@ def cose_command(ctx: click.Context, given: dict[str, Any]) -> None:
         say(f"not defined: {reason}")
     if result.failed:
         errors.print(broken_table([{"image": f.id, "reason": f.reason} for f in result.failed]))
-    finish(ctx, result.page, failed=result.failed or result.skipped)
+    finish_study(ctx, result.page, failed=result.failed or result.skipped)

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from heatproof.cli._console import Steps, broken_table, console, errors, steps
-from heatproof.cli._study import StudyCommand, finish, terminal_table
+from heatproof.cli._study import StudyCommand, finish_study, terminal_table
 from heatproof.errors import InputError
 from heatproof.run.progress import Progress
 from heatproof.studies.cscore.settings import CscoreSettings
@@ -73,7 +73,7 @@ def _network(ctx: click.Context, settings: CscoreSettings) -> None:
     if outcome.run.broken:
         errors.print(broken_table(outcome.run.broken))
     console.print(terminal_table(tables["overall"]))
-    finish(ctx, outcome.page, failed=outcome.run.broken, before=f"{alarms} alarms; ")
+    finish_study(ctx, outcome.page, failed=outcome.run.broken, before=f"{alarms} alarms; ")
 
 
 def _networks(ctx: click.Context, settings: CscoreSettings) -> None:
@@ -85,7 +85,7 @@ def _networks(ctx: click.Context, settings: CscoreSettings) -> None:
         errors.print(broken_table(outcome.broken))
     for name in ("networks", "methods"):
         console.print(terminal_table(outcome.book.tables[name]))
-    finish(ctx, outcome.page, failed=outcome.broken)
+    finish_study(ctx, outcome.page, failed=outcome.broken)
 
 
 def _compare(ctx: click.Context, reference: Path, settings: CscoreSettings) -> None:
@@ -99,7 +99,7 @@ def _compare(ctx: click.Context, reference: Path, settings: CscoreSettings) -> N
     for table in outcome.book.tables.values():
         console.print(terminal_table(table))
     worse = f"worse: {len(outcome.fell)} scores fell, {len(outcome.alarms)} alarms; "
-    finish(ctx, outcome.page, failed=outcome.worse, before=worse if outcome.worse else "no worse; ")
+    finish_study(ctx, outcome.page, failed=outcome.worse, before=worse if outcome.worse else "no worse; ")
 
 
 def _with_words(given: dict[str, Any], words: tuple[str, ...]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from heatproof.cli._console import broken_table, console, errors, new_table
-from heatproof.cli._study import StudyCommand, finish, terminal_table
+from heatproof.cli._study import StudyCommand, finish_study, terminal_table
 from heatproof.run.progress import Progress
 from heatproof.studies.localise.settings import LocaliseSettings
 
@@ -68,4 +68,4 @@ def localise_command(ctx: click.Context, given: dict[str, Any]) -> None:
     for name in ("localisation", "faithfulness"):
         console.print(terminal_table(outcome.book.tables[name]))
     failed = outcome.sifted.aside or outcome.run.broken
-    finish(ctx, outcome.page, failed, before=f"{len(outcome.panels)} panels; ")
+    finish_study(ctx, outcome.page, failed, before=f"{len(outcome.panels)} panels; ")

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from heatproof.cli._console import console, steps
-from heatproof.cli._study import StudyCommand, finish, terminal_table
+from heatproof.cli._study import StudyCommand, finish_study, terminal_table
 from heatproof.run.progress import Progress
 from heatproof.studies.qr.settings import FULL, QrSettings
 
@@ -64,4 +64,4 @@ def qr_command(ctx: click.Context, full: bool, given: dict[str, Any]) -> None:
     for name in SHOWN:
         if table := made.get(f"{name}-seeds") or made.get(name):
             console.print(terminal_table(table))
-    finish(ctx, outcome.page, failed=False)
+    finish_study(ctx, outcome.page, failed=False)

@@ -65,7 +65,7 @@ def dead_layers(calls: Sequence[MethodCall], trace: Trace) -> list[Tensor | None
     """By method "b" bool: images in which every channel of the layers it reads is constant over places."""
 
     def constant(layer: Tensor) -> Tensor:
-        first = layer[(..., *[slice(1)] * (layer.ndim - 2))]
+        first = layer[(slice(None), slice(None), *[slice(1)] * (layer.ndim - 2))]
         return (layer == first).flatten(1).all(1)
 
     dead = {name: constant(activation) for name, activation in trace.activations.items()}
@@ -202,7 +202,7 @@ def _layer_names(model: Model, layer: Layers) -> str | Sequence[str] | None:
         return tuple(str(_layer_names(model, part)) for part in layer)
     for name, part in model.module.named_modules():
         if part is layer:
-            return name
+            return str(name)
     raise InputError(
         f"layer is a {type(layer).__name__} that is no part of {model.name}; give one of its own"
     )

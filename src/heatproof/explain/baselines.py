@@ -23,7 +23,6 @@ BLUR_SIGMA = 10.0
 BASELINES = ("blur", "black", "mean", "noise")  # for pixels that are hidden
 STARTS = ("zero", "black", "blur", "noise")  # for paths to the image
 TRUNCATE = 4.0  # kernel radius in standard deviations
-MODES = ("constant", "reflect", "mirror", "nearest", "wrap")  # scipy's names; "constant" pads with zeros
 
 
 def baseline_images(
@@ -57,22 +56,22 @@ def baseline_images(
 
 
 def mixed(
-    shown: Tensor, images: Tensor, others: Tensor, rows: Tensor, segments: Tensor | None = None
+    visible: Tensor, images: Tensor, others: Tensor, rows: Tensor, segments: Tensor | None = None
 ) -> Tensor:
-    """ "n c H W": input j is image rows[j] where shown[j], "H W" bool, is true, and its other elsewhere.
+    """ "n c H W": input j is image rows[j] where visible[j], "H W" bool, is true, and its other elsewhere.
 
-    segments: "b H W" numbers of segments; shown[j] is then "s" bool, by segment.
+    segments: "b H W" numbers of segments; visible[j] is then "s" bool, by segment.
     """
     if not images.is_cpu:
         if segments is not None:
-            shown = shown.gather(1, segments.flatten(1)[rows]).view(-1, *segments.shape[1:])
-        return torch.where(shown[:, None], images[rows], others[rows])
+            visible = visible.gather(1, segments.flatten(1)[rows]).view(-1, *segments.shape[1:])
+        return torch.where(visible[:, None], images[rows], others[rows])
     # On a CPU, indexing both images for every input takes more than twice as long; lerp is exact at 0 and 1,
     # and faster than where.
     inputs = torch.empty(
         (len(rows), *images.shape[1:]), dtype=images.dtype, memory_format=memory_format(images)
     )
-    share = shown.contiguous().view(torch.uint8).to(images.dtype)  # from bool it takes ten times as long
+    share = visible.contiguous().view(torch.uint8).to(images.dtype)  # from bool it takes ten times as long
     for target, row, part in zip(inputs, rows.tolist(), share, strict=True):
         if segments is not None:
             part = part.index_select(0, segments[row].flatten()).view(segments.shape[1:])
@@ -105,53 +104,41 @@ def variant_scores(
     return trace.queue.predict(len(rows) * count, inputs, score).view(-1, count)
 
 
-def gaussian_blur(images: Tensor, sigma: float, mode: str = "reflect", axes: int = 2) -> Tensor:
-    """Blur "... H W" by a Gaussian of `sigma` pixels; with three axes, "... D H W".
+def gaussian_blur(images: Tensor, sigma: float, axes: int = 2) -> Tensor:
+    """Blur "... H W" by a Gaussian of `sigma` pixels, reflected at the border; with 3 axes "... D H W".
 
     >>> dot = torch.tensor([[0.0, 0.0, 1.0, 0.0, 0.0]], dtype=torch.float64)
     >>> gaussian_blur(dot, 0.5).round(decimals=2).tolist()
     [[0.0, 0.11, 0.79, 0.11, 0.0]]
     """
-    rows, columns = (
-        blur_matrices(n, [sigma], mode, images.device)[0].to(images.dtype) for n in images.shape[-2:]
+    *slices, rows, columns = (
+        blur_matrices(n, [sigma], images.device, reflect=True)[0].to(images.dtype)
+        for n in images.shape[-axes:]
     )
     blurred: Tensor = rows @ images @ columns.T
-    if axes == 2:
-        return blurred
-    slices = blur_matrices(images.shape[-3], [sigma], mode, images.device)[0].to(images.dtype)
-    return torch.einsum("ed,...dhw->...ehw", slices, blurred)
+    return torch.einsum("ed,...dhw->...ehw", *slices, blurred) if slices else blurred
 
 
 def blur_matrices(
-    size: int, sigmas: Sequence[float], mode: str = "constant", device: torch.device | str | None = None
+    size: int, sigmas: Sequence[float], device: torch.device | str | None = None, reflect: bool = False
 ) -> Tensor:
-    """ "k size size": the matrix that blurs an axis of `size` pixels, for each of k sigmas."""
-    if mode not in MODES:
-        raise InputError(f"blur mode must be one of {', '.join(MODES)}; got {mode!r}")
+    """ "k size size": the matrix that blurs an axis of `size` pixels, for each of k sigmas.
+
+    reflect: repeat the image beyond its border, mirrored, as scipy's "reflect"; else it is 0 there.
+    """
     if min(sigmas) < 0:
         raise InputError(f"a blur's sigma must be 0 or more, got {min(sigmas)}")
     sigma = torch.tensor(list(sigmas), dtype=torch.float64, device=device)[:, None]
     radius = (TRUNCATE * sigma + 0.5).floor()
-    margin = 0 if mode == "constant" else int(radius.max())
+    margin = int(radius.max()) if reflect else 0
     longest = max(int(radius.max()), size - 1 + margin)
     offsets = torch.arange(-longest, longest + 1, device=device)
     kernels = torch.exp(-0.5 * (offsets / sigma.clamp(min=1e-9)) ** 2) * (offsets.abs() <= radius)
     kernels = kernels / kernels.sum(1, keepdim=True)
     sources = torch.arange(-margin, size + margin, device=device)
     matrices = kernels[:, sources - torch.arange(size, device=device)[:, None] + longest]
-    if mode == "constant":
+    if not reflect:
         return matrices
+    mirrored = torch.minimum(sources % (2 * size), (-1 - sources) % (2 * size))  # the border pixel twice
     folded = torch.zeros(len(sigma), size, size, dtype=torch.float64, device=device)
-    return folded.index_add_(2, _fold(sources, size, mode), matrices)
-
-
-def _fold(positions: Tensor, size: int, mode: str) -> Tensor:
-    """The pixel whose value each position on or off the axis takes."""
-    if mode == "nearest":
-        return positions.clamp(0, size - 1)
-    if mode == "wrap":
-        return positions % size
-    if mode == "mirror":  # the border pixel once
-        period = max(1, 2 * size - 2)
-        return torch.minimum(positions % period, -positions % period)
-    return torch.minimum(positions % (2 * size), (-1 - positions) % (2 * size))  # the border pixel twice
+    return folded.index_add_(2, mirrored, matrices)

@@ -9,6 +9,7 @@ it behind the layer.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from heatproof.registry import Card, explainer
 from heatproof.types import Trace, normalise, per_map, spatial_dims, upsample
 
 NEEDS = ("activations", "gradients")
+trace_cam = partial(explainer, needs=NEEDS, volumes=True, trace_only=True)
 ROUNDS, SQUARINGS = 10, 2  # the matrix to the power 2**20: a second eigenvalue 1e-5 below the first is gone
 REMAINDER = 1e-14  # of the trace, outside of the first direction: below the precision of a float
 BUMPS = {
@@ -40,7 +42,7 @@ def safe_ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
     return numerator / denominator.masked_fill(denominator == 0, torch.inf)
 
 
-@explainer("gradcam", needs=NEEDS, cite="selvaraju2017gradcam", volumes=True, trace_only=True)
+@trace_cam("gradcam", cite="selvaraju2017gradcam")
 def gradcam(trace: Trace) -> Tensor:
     """Channels weighted by their mean gradient.
 
@@ -62,10 +64,7 @@ def gradcam_plus_plus_map(
     return weighted_sum(weights, activations)
 
 
-@explainer(
-    "gradcam++", needs=NEEDS, cite="chattopadhay2018gradcampp", aliases=("gradcamplusplus", "gradcampp"),
-    volumes=True, trace_only=True,
-)  # fmt: skip
+@trace_cam("gradcam++", cite="chattopadhay2018gradcampp", aliases=("gradcamplusplus", "gradcampp"))
 def gradcam_plus_plus(trace: Trace) -> Tensor:
     """Channels weighted by positive gradients, each place by its share in the class (eq. 19).
 
@@ -76,10 +75,7 @@ def gradcam_plus_plus(trace: Trace) -> Tensor:
     return gradcam_plus_plus_map(trace.activation, trace.gradient, trace.rectified, trace.total)
 
 
-@explainer(
-    "layercam", needs=NEEDS, cite="jiang2021layercam", card=Card(relu="on the gradient, before the product"),
-    volumes=True, trace_only=True,
-)  # fmt: skip
+@trace_cam("layercam", cite="jiang2021layercam", card=Card(relu="on the gradient, before the product"))
 def layercam(trace: Trace) -> Tensor:
     """Every place weighted by its own positive gradient.
 
@@ -89,7 +85,7 @@ def layercam(trace: Trace) -> Tensor:
     return (trace.rectified * trace.activation).sum(1)
 
 
-@explainer("xgradcam", needs=NEEDS, cite="fu2020xgradcam", volumes=True, trace_only=True)
+@trace_cam("xgradcam", cite="fu2020xgradcam")
 def xgradcam(trace: Trace) -> Tensor:
     """Channels weighted by the share of the logit their activation explains.
 
@@ -99,7 +95,7 @@ def xgradcam(trace: Trace) -> Tensor:
     return weighted_sum(share, trace.activation)
 
 
-@explainer("hirescam", needs=NEEDS, cite="draelos2020hirescam", volumes=True, trace_only=True)
+@trace_cam("hirescam", cite="draelos2020hirescam")
 def hirescam(trace: Trace) -> Tensor:
     """Every place weighted by its own gradient, sign included.
 
@@ -108,13 +104,11 @@ def hirescam(trace: Trace) -> Tensor:
     return trace.product.sum(1).relu()
 
 
-@explainer(
+@trace_cam(
     "ms-gradcam++",
     needs=("scales",),
-    trace_only=True,
     cite="elangovan2026cscore",
     aliases=("multiscale-gradcam++", "msgradcampp"),
-    volumes=True,
     card=Card(
         resize="each layer to the image's size, before the mean",
         normalisation="min-max per layer, then per map",
@@ -130,11 +124,9 @@ def ms_gradcam_plus_plus(trace: Trace) -> Tensor:
     return torch.stack([upsample(normalise(m), trace.image_size) for m in maps]).mean(0)
 
 
-@explainer(
+@trace_cam(
     "eigencam",
     needs=("activations",),
-    trace_only=True,
-    volumes=True,
     cite="muhammad2020eigencam",
     card=Card(
         target="none: the same map for every class", relu="none", sign="turned so that its sum is >= 0"
@@ -153,10 +145,9 @@ def eigencam(trace: Trace, *, centred: bool = False) -> Tensor:
     return (vector * per_map(torch.where(vector.sum(spatial_dims(vector)) < 0, -1.0, 1.0), vector)).float()
 
 
-@explainer(
-    "eigengradcam", needs=NEEDS, trace_only=True, volumes=True, cite="muhammad2020eigencam",
-    card=Card(relu="none", sign="flipped where |min| > |max|"),
-)  # fmt: skip
+@trace_cam(
+    "eigengradcam", cite="muhammad2020eigencam", card=Card(relu="none", sign="flipped where |min| > |max|")
+)
 def eigengradcam(trace: Trace) -> Tensor:
     """The main direction of gradient times activation.
 

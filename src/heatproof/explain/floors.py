@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from functools import lru_cache, reduce
+from functools import lru_cache, partial, reduce
 
 import numpy as np
 import torch
@@ -19,10 +19,11 @@ from heatproof.explain.segments import LastBatch, in_threads, pictures_of
 from heatproof.registry import FLOOR_CARD, explainer, explainers, parse_call
 from heatproof.types import Trace
 
+floor = partial(explainer, card=FLOOR_CARD, forward_only=True, volumes=True)
 GREY = (0.2125, 0.7154, 0.0721)  # luminance of red, green, blue, as scikit-image weighs them
 
 
-@explainer("random", cite="adebayo2018sanity", card=FLOOR_CARD, forward_only=True, volumes=True)
+@floor("random", cite="adebayo2018sanity")
 def random(trace: Trace) -> Tensor:
     """Uniform noise, drawn from the seed and the image's pixels.
 
@@ -48,10 +49,7 @@ def random(trace: Trace) -> Tensor:
 _last = LastBatch()
 
 
-@explainer(
-    "edges", cite="sobel1968edges", aliases=("edge-detector", "sobel"), card=FLOOR_CARD, forward_only=True,
-    volumes=True,
-)  # fmt: skip
+@floor("edges", cite="sobel1968edges", aliases=("edge-detector", "sobel"))
 def edges(trace: Trace) -> Tensor:
     """The Sobel edge strength of the grey picture.
 
@@ -73,10 +71,7 @@ def edges(trace: Trace) -> Tensor:
     return (slopes.square().sum(1) / axes).sqrt()
 
 
-@explainer(
-    "centre", cite="zhang2018excitation", aliases=("center",), card=FLOOR_CARD, forward_only=True,
-    volumes=True,
-)  # fmt: skip
+@floor("centre", cite="zhang2018excitation", aliases=("center",))
 def centre(trace: Trace) -> Tensor:
     """A bump around the middle pixel (H // 2, W // 2).
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ GRADIENT_CARD = Card(
     sign="absolute values summed over channels; the plain sum is kept as the signed map",
     resize="none: already at the image's size",
 )
+gradient_method = partial(explainer, card=GRADIENT_CARD, volumes=True)
 RULES = ("gauss-legendre", "left", "right", "middle", "trapezoid")
 BLUR_STEP = 0.01  # of Blur IG's difference quotient, in pixels
 CLOSE = 1e-9  # relative and absolute: when Guided IG takes a distance as reached
@@ -84,9 +86,7 @@ def sum_of_gradients(
     return total.contiguous()
 
 
-@explainer(
-    "gradient", needs=("input_gradient",), cite="simonyan2014gradient", card=GRADIENT_CARD, volumes=True
-)
+@gradient_method("gradient", needs=("input_gradient",), cite="simonyan2014gradient")
 def gradient(trace: Trace) -> Signed:
     """The gradient of the logit at the image itself.
 
@@ -96,9 +96,9 @@ def gradient(trace: Trace) -> Signed:
     return over_channels(trace.input_gradient)
 
 
-@explainer(
-    "gradient-x-input", needs=("input_gradient",), cite="shrikumar2017deeplift", card=GRADIENT_CARD,
-    aliases=("input-x-gradient", "gradxinput"), volumes=True,
+@gradient_method(
+    "gradient-x-input", needs=("input_gradient",), cite="shrikumar2017deeplift",
+    aliases=("input-x-gradient", "gradxinput"),
 )  # fmt: skip
 def gradient_x_input(trace: Trace) -> Signed:
     """The gradient of the logit times the image, both in normalised space.
@@ -109,10 +109,7 @@ def gradient_x_input(trace: Trace) -> Signed:
     return over_channels(trace.input_gradient * working_images(trace))
 
 
-@explainer(
-    "smoothgrad", cite="smilkov2017smoothgrad", card=GRADIENT_CARD, sufficient_repeats={"samples": 25},
-    volumes=True,
-)  # fmt: skip
+@gradient_method("smoothgrad", cite="smilkov2017smoothgrad", sufficient_repeats={"samples": 25})
 def smoothgrad(trace: Trace, *, samples: int = 50, noise: float = 0.15, squared: bool = False) -> Signed:
     """The mean gradient at noisy copies of the image.
 
@@ -132,10 +129,9 @@ def smoothgrad(trace: Trace, *, samples: int = 50, noise: float = 0.15, squared:
     return over_channels(sum_of_gradients(trace, samples, visit, power=2 if squared else 1))
 
 
-@explainer(
-    "integrated-gradients", cite="sundararajan2017ig", aliases=("ig",), card=GRADIENT_CARD,
-    sufficient_repeats={"steps": 13}, volumes=True,
-)  # fmt: skip
+@gradient_method(
+    "integrated-gradients", cite="sundararajan2017ig", aliases=("ig",), sufficient_repeats={"steps": 13}
+)
 def integrated_gradients(
     trace: Trace, *, steps: int = 50, baseline: str = "zero", rule: str = "gauss-legendre"
 ) -> Signed:
@@ -189,10 +185,7 @@ def normal_noise(trace: Trace, sample: int) -> Tensor:
     return torch.randn(shape, generator=generator, device=device)
 
 
-@explainer(
-    "gradient-shap", cite="erion2021expected", aliases=("gradientshap", "expected-gradients"),
-    card=GRADIENT_CARD, volumes=True,
-)  # fmt: skip
+@gradient_method("gradient-shap", cite="erion2021expected", aliases=("gradientshap", "expected-gradients"))
 def gradient_shap(trace: Trace, *, samples: int = 50, baseline: str = "noise", noise: float = 0.0) -> Signed:
     """The gradient at random points between the image and random baselines, times the way.
 
@@ -267,7 +260,7 @@ def _blur_and_change(images: Tensor, sigmas: list[float], which: Tensor) -> tupl
 
 def _matrices(size: int, sigmas: list[float], like: Tensor) -> tuple[Tensor, Tensor]:
     """ "k size size" twice: the blurs K and their change D."""
-    both = blur_matrices(size, [*sigmas, *(s + BLUR_STEP for s in sigmas)], "constant", like.device)
+    both = blur_matrices(size, [*sigmas, *(s + BLUR_STEP for s in sigmas)], like.device)
     blur, wider = both.chunk(2)
     return blur.to(like.dtype), ((wider - blur) / BLUR_STEP).to(like.dtype)
 
@@ -282,10 +275,7 @@ def _along_columns(images: Tensor, matrices: Tensor) -> Tensor:
     return torch.bmm(matrices, images.flatten(2)).view_as(images)
 
 
-@explainer(
-    "guided-ig", cite="kapishnikov2021guidedig", aliases=("guided-integrated-gradients", "gig"),
-    card=GRADIENT_CARD, volumes=True,
-)  # fmt: skip
+@gradient_method("guided-ig", cite="kapishnikov2021guidedig", aliases=("guided-integrated-gradients", "gig"))
 def guided_ig(
     trace: Trace, *, steps: int = 200, fraction: float = 0.25, max_dist: float = 0.02, baseline: str = "zero"
 ) -> Signed:

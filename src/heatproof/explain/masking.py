@@ -73,8 +73,8 @@ def rise(
         def masked(first: int, last: int) -> Tensor:
             low, high = start + first // count, start + (last - 1) // count + 1
             jobs = torch.arange(first, last, device=images.device)
-            shown = enlarged(low, high)[jobs // count + start - low]
-            return images[rows[jobs % count]] * shown[:, None]
+            masks = enlarged(low, high)[jobs // count + start - low]
+            return images[rows[jobs % count]] * masks[:, None]
 
         def score(logits: Tensor, first: int, last: int) -> Tensor:
             jobs = torch.arange(first, last, device=logits.device)

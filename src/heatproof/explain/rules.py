@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from heatproof.errors import InputError, ModelError
 from heatproof.explain.baselines import STARTS, baseline_images
-from heatproof.explain.gradients import GRADIENT_CARD, over_channels, working_images
+from heatproof.explain.gradients import GRADIENT_CARD, gradient_method, over_channels, working_images
 from heatproof.grids import extremes
 from heatproof.models.running import at_least_float
 from heatproof.registry import explainer
@@ -53,11 +53,11 @@ class Rules(TorchFunctionMode):
 
 
 def own_gradient(
-    trace: Trace, rules: Mapping[str, Rule], shown: Callable[[int, int], Tensor] | None = None
+    trace: Trace, rules: Mapping[str, Rule], inputs_of: Callable[[int, int], Tensor] | None = None
 ) -> Tensor:
     """ "b c H W": the gradient at the images, in a pass with these rules.
 
-    shown: the inputs for a range of images, if not just these: they come first in it.
+    inputs_of: the inputs for a range of images, if not just these: they come first in it.
     """
     images = working_images(trace)
     parts: list[Tensor] = []
@@ -65,7 +65,7 @@ def own_gradient(
     def work(start: int, stop: int) -> Tensor:
         count = stop - start
         with torch.inference_mode(False), torch.enable_grad():
-            inputs = trace.model.ready(images[start:stop] if shown is None else shown(start, stop))
+            inputs = trace.model.ready(images[start:stop] if inputs_of is None else inputs_of(start, stop))
             inputs = inputs.detach().clone().requires_grad_()
             with Rules(rules):
                 logits = trace.model.forward(inputs)
@@ -155,9 +155,9 @@ def _self_attention(
     return F.linear(mixed, out_weight, out_bias), None
 
 
-@explainer(
+@gradient_method(
     "guided-backprop", cite="springenberg2015guided", aliases=("guided-backpropagation", "gbp"),
-    card=GRADIENT_CARD, cost=OWN_PASS, architecture="cnn", volumes=True,
+    cost=OWN_PASS, architecture="cnn",
 )  # fmt: skip
 def guided_backprop(trace: Trace) -> Signed:
     """The gradient, of which every ReLU lets only the positive part through.
@@ -184,10 +184,9 @@ def guided_backprop(trace: Trace) -> Signed:
     return over_channels(gradients)
 
 
-@explainer(
-    "deeplift", cite="shrikumar2017deeplift", card=GRADIENT_CARD, cost="a pass of its own, with 2 inputs",
-    architecture="cnn", volumes=True,
-)  # fmt: skip
+@gradient_method(
+    "deeplift", cite="shrikumar2017deeplift", cost="a pass of its own, with 2 inputs", architecture="cnn"
+)
 def deeplift(trace: Trace, *, baseline: str = "zero") -> Signed:
     """Each pixel's share in the difference between the image's logit and a reference's (rescale rule).
 
@@ -346,11 +345,11 @@ def contributions(trace: Trace, add: Callable[[int, int, Tensor | None], None]) 
             bias_at(output, shift if bias is None else shift + bias)
         return output
 
-    def shown(start: int, stop: int) -> Tensor:
+    def inputs_of(start: int, stop: int) -> Tensor:
         span[:] = start, stop
         add(start, stop, None)
         return images[start:stop]
 
     rules: dict[str, Rule] = {"conv2d": convolution, "conv3d": convolution, "batch_norm": normalisation}
-    gradient = own_gradient(trace, rules | without_attention("fullgrad", trace, "attnlrp"), shown)
+    gradient = own_gradient(trace, rules | without_attention("fullgrad", trace, "attnlrp"), inputs_of)
     add(0, len(images), images * gradient)

@@ -15,7 +15,7 @@ from heatproof.errors import InputError
 from heatproof.explain.baselines import STARTS, baseline_images, mixed, variant_scores
 from heatproof.explain.gradients import working_images
 from heatproof.explain.sampling import BOUND, Estimate, designed_rows, in_rounds, rounds_of
-from heatproof.explain.segments import paint, segment_means, segments_of
+from heatproof.explain.segments import LastBatch, paint, segment_means, segments_of
 from heatproof.registry import PERTURBING, explainer
 from heatproof.types import Trace
 
@@ -74,7 +74,10 @@ def lime(
         raise InputError(f"lime form must be 'designed', 'paired' or 'published', got {form!r}")
     images = trace.images.float()
     cut = segments_of(trace.model, images, segments, segment_count, compactness, trace.seed)
-    rows = _rows_for(cut, rounds[-1], trace.seed, form)
+    options = rounds[-1], trace.seed, form
+    if (rows := _last_rows.get(cut, options)) is None:
+        rows = sample_rows(cut.flatten(1).amax(1).tolist(), *options).to(cut.device, non_blocking=True)
+        _last_rows.put(cut, options, rows)
     spots = cut.flatten(1)[:, None].expand(-1, images.shape[1], -1)
     fill = segment_means(images, cut).gather(2, spots).view_as(images)
 
@@ -93,20 +96,7 @@ def lime(
     return in_rounds(len(images), rounds, ask, fit, bound)
 
 
-_last_rows: tuple[Tensor, tuple[int, int, str], Tensor] | None = None
-
-
-def _rows_for(cut: Tensor, samples: int, seed: int, form: str) -> Tensor:
-    """Rows for these segments, on their device; on a GPU the last ones are cached, as the segments are."""
-    global _last_rows
-    options = samples, seed, form
-    if _last_rows is not None and _last_rows[0] is cut and _last_rows[1] == options:
-        return _last_rows[2]
-    rows = sample_rows(cut.flatten(1).amax(1).tolist(), samples, seed, form)
-    rows = rows.to(cut.device, non_blocking=True)
-    if cut.is_cuda:
-        _last_rows = cut, options, rows
-    return rows
+_last_rows = LastBatch()
 
 
 def sample_rows(last_segments: Sequence[int], samples: int, seed: int, form: str = "published") -> Tensor:

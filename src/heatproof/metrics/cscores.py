@@ -114,8 +114,7 @@ def soft_iou(a: Maps | ArrayLike, b: Maps | ArrayLike) -> Tensor:
     if not all(((m >= 0) & (m < math.inf)).all() for m in (x, y)):
         raise InputError("soft_iou needs finite maps without negative values; clip or normalise them first")
     single = x.ndim == 2
-    rows = [m.double().reshape(1 if single else len(m), -1) for m in (x, y)]
-    scores = soft_iou_rows(*rows)
+    scores = soft_iou_rows(*(m.double().reshape(1 if single else len(m), -1) for m in (x, y)))
     return scores[0] if single else scores
 
 
@@ -142,8 +141,7 @@ def cscore(
         1.0
     """
     rows = _rows(maps, alpha)
-    p = _confidence(confidence, rows)
-    return _score(rows, p, exact_up_to, half_width, resamples, (seed,))[0]
+    return _score(rows, _confidence(confidence, rows), exact_up_to, half_width, resamples, (seed,))[0]
 
 
 def _in_a_run(
@@ -162,19 +160,10 @@ def _in_a_run(
 
 
 @metric(
-    "cscore",
-    needs=("maps", "labels", "probabilities"),
-    level="class",
-    higher_is_better=True,
-    bounds=(0, 1),
-    cite="elangovan2026cscore",
-    title="C-Score: alike within a class",
-    family="Consistency",
-    own_class=True,
-    volumes=True,
-    call=_in_a_run,
-    floors=(),  # a map that ignores the network is perfectly alike
-)
+    "cscore", needs=("maps", "labels", "probabilities"), level="class", higher_is_better=True, bounds=(0, 1),
+    cite="elangovan2026cscore", title="C-Score: alike within a class", family="Consistency", own_class=True,
+    volumes=True, call=_in_a_run, floors=(),  # a map that ignores the network is perfectly alike
+)  # fmt: skip
 def cscore_by_class(
     maps: Maps | ArrayLike, labels: ArrayLike, probs: ArrayLike, tau: Tau = 0.5, alpha: float = 2.0, *,
     anchor: ArrayLike | None = None, weights: Weights | Tensor = "confidence",

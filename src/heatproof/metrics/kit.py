@@ -18,8 +18,6 @@ from torch import Tensor
 from heatproof.errors import InputError
 from heatproof.metrics.results import Cause as Cause
 from heatproof.metrics.results import PerImage as PerImage
-from heatproof.metrics.stats import as_array as as_array
-from heatproof.metrics.stats import as_numbers as as_numbers
 from heatproof.metrics.stats import same_length as same_length
 from heatproof.registry import check_volumes, metrics
 from heatproof.types import ArrayLike, Maps, normalise, per_map, upsample

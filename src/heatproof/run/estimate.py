@@ -132,26 +132,26 @@ Points = list[tuple[int, Trial]]
 def _grow(
     run: Callable[[int], Trial], start: int, first: Trial, end: int, leap: int = 2, cheap: float = CHEAP
 ) -> Points:
-    """A second trial, a leap away where the first was dear; more while the next is expected to be cheap."""
+    """Add a second trial, a leap away if the first was costly, and more while the next looks cheap."""
     points = [(start, first)]
     while (last := points[-1][0]) < end:
-        dear = points[-1][1].seconds * GROWTH > cheap
-        if dear and len(points) > 1:
+        costly = points[-1][1].seconds * GROWTH > cheap
+        if costly and len(points) > 1:
             break
-        place = min(end, last * (leap if dear else GROWTH))
+        place = min(end, last * (leap if costly else GROWTH))
         points.append((place, run(place)))
     return points
 
 
 def _at(points: Points, place: int) -> Trial:
-    """On the line through the last two trials; time that falls is noise."""
+    """Extrapolate the last two trials linearly; time that falls is noise."""
     (before, a), (last, b) = points[max(0, len(points) - 2)], points[-1]
     steps = (place - last) / (last - before) if last > before else 0.0
     return b + Trial(max(0.0, b.seconds - a.seconds), b.inputs - a.inputs) * steps
 
 
 class Trials:
-    """Parts of the first unit of a kind, computed as in a run, with fewer pictures and fewer repetitions."""
+    """Parts of the first unit of a kind, computed as in a run, with fewer images and fewer repetitions."""
 
     def __init__(self, worker: Worker, unit: PlannedUnit, say: Say, cheap: float = CHEAP) -> None:
         """cheap: seconds that a trial may be expected to take."""
@@ -168,7 +168,7 @@ class Trials:
         self.indices = [i for i in images if self.opened.source.samples[i].id in good]
 
     def per_image(self, warm: bool = False) -> Trial:
-        """One picture of the unit with all its repetitions, decoding included.
+        """The cost of one image of the unit with all its repetitions, decoding included.
 
         warm: do the first trial twice whatever it takes, where it may be the first of its kind.
         """
@@ -200,8 +200,7 @@ class Trials:
             lambda n: self._try(n, full if cheap else few), 1, begin, len(self.indices), cheap=self.cheap
         )
         each = _at(some, len(self.indices)) * (1 / len(self.indices))
-        pictures = some[-1][0]
-        self.basis = counted(pictures, "picture")
+        self.basis = counted(some[-1][0], "picture")
         if not cheap:
             each += whole + base * -1
             passes_of_it = "all" if reached == 1 else f"{reached:.1%} or more"
@@ -212,7 +211,7 @@ class Trials:
         return self._try(1, few | {function: count})
 
     def _try(self, images: int, counts: Counts) -> Trial:
-        """So many pictures with so many repetitions; decoding is timed elsewhere."""
+        """Time so many images with so many repetitions, without decoding."""
         unit, loaded = self.unit, self._load(self.indices[:images], 0)
         methods = unit.methods if unit.kind == "score" else self._cut(unit.methods, counts)
         cut = replace(unit, methods=methods, metrics=self._cut(unit.metrics, counts))

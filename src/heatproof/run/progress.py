@@ -1,7 +1,7 @@
-"""How far a run is: a bar with rate and time left on a terminal, a plain line every few seconds elsewhere.
+"""Progress of a run: a bar with rate and time left on a terminal, a plain line every few seconds elsewhere.
 
-A console has one live display, which everything that shows a bar shares: rich 13 refuses a second one, and
-two would draw over each other.
+A console has one live display, which all bars share: rich 13 refuses a second one, and two would draw over
+each other.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Bar:
             self._task = self._display.add_task(what, total=total, detail="", visible=False)
             self._open.callback(self._display.remove_task, self._task)
         else:  # a thread, since what is waited for may be one long call
-            thread = threading.Thread(target=self._speak, name="heatproof-progress", daemon=True)
+            thread = threading.Thread(target=self._print_lines, name="heatproof-progress", daemon=True)
             thread.start()
             self._open.callback(thread.join)
             self._open.callback(self._over.set)
@@ -45,7 +45,7 @@ class Bar:
     def close(self) -> None:
         self._open.close()
 
-    def _speak(self) -> None:
+    def _print_lines(self) -> None:
         wait = SECONDS_TO_FIRST_LINE
         while not self._over.wait(wait):
             wait = SECONDS_BETWEEN_LINES
@@ -55,7 +55,7 @@ class Bar:
 
 @contextmanager
 def _display(console: Any) -> Iterator[Any]:
-    """The console's live display, opened by the first who asks and closed by the same."""
+    """The console's live display, opened and closed by the first bar."""
     if console in _displays:
         yield _displays[console]
         return
@@ -74,18 +74,18 @@ def _display(console: Any) -> Iterator[Any]:
 
 
 class Progress:
-    """Counts pictures, units and inputs. Lines and the bar go to a rich console; quiet: only counted."""
+    """Counts images, units and inputs. Lines and the bar go to a rich console; quiet: only counts."""
 
     def __init__(self, console: Any = None, quiet: bool = False) -> None:
         self.console, self.quiet = console, quiet or console is None
         self.images = self.units = self.total_images = self.total_units = 0
-        self._passed = self._before = 0  # inputs, and those behind pictures that are finished
+        self._passed = self._before = 0  # inputs, and those of images that are finished
         self._bar: Bar | None = None
         self._lines: set[str] = set()
         self._began = time.perf_counter()
 
     def start(self, images: int, units: int, done: int) -> None:
-        """So many pictures to go; so many units in the whole run, of which some are done."""
+        """Start with the images to go, the units of the whole run, and how many of them are done."""
         self.images = self._passed = self._before = 0  # one Progress may serve several runs
         self.total_images, self.total_units, self.units = images, units, done
         self._began = time.perf_counter()
@@ -98,7 +98,7 @@ class Progress:
             self._show()
 
     def inputs(self, count: int) -> None:
-        """Some inputs went through the network, for pictures that are not finished yet."""
+        """Count inputs that went through the network, for images that are not finished yet."""
         self._passed += count
         self._show()
 
@@ -114,7 +114,7 @@ class Progress:
 
     @property
     def so_far(self) -> float:
-        """Pictures, with a share of those in hand once earlier ones tell how many inputs one takes."""
+        """Images, with a share of those in hand once the inputs per image are known."""
         in_hand = (self._passed - self._before) * self.images / self._before if self._before else 0.0
         return min(self.images + in_hand, self.total_images)
 
@@ -141,7 +141,7 @@ class Progress:
             self.console.print(text, soft_wrap=True)
 
     def say_at_once(self, text: str) -> None:
-        """While a console may be in the middle of a line."""
+        """Print a line while a console may be in the middle of another one."""
         if not self.quiet:
             os.write(2, f"\n{text}\n".encode())
 
@@ -162,7 +162,7 @@ class Progress:
 
 
 def spell(seconds: float) -> str:
-    """A length of time as people say it.
+    """A duration in words.
 
     >>> spell(7), spell(200), spell(9000)
     ('7 s', '3 min 20 s', '2 h 30 min')

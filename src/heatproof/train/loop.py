@@ -142,7 +142,8 @@ def fit_epochs(
 
     description: written to recipe.json. keep_optimiser: store the optimiser's state of a complete training.
     """
-    history, state, write = History(), {"state": {}}, None
+    history, write = History(), None
+    state: dict[str, Any] = {"state": {}}
     if out is not None:
         write = partial(save_state, Path(out), course.fingerprint, model.module)
         if saved := load_state(Path(out), course.fingerprint):

@@ -99,7 +99,7 @@ def find_alarms(trajectory: Trajectory, thresholds: Thresholds = Thresholds()) -
     """Every alarm of a training run, in the order of its checkpoints; none if there are fewer than two."""
     if len(trajectory) < 2:
         return []
-    labels = {c for checkpoint in trajectory for c in checkpoint.findings}
+    labels = {c for checkpoint in trajectory for c in checkpoint.labels}
     fallen = {c: auc_falls(trajectory, thresholds.confidence, c) for c in (None, *labels)}
     judges = (_CheckpointJudge(trajectory, k, thresholds, fallen) for k in range(len(trajectory)))
     return [alarm for judge in judges for alarm in judge.alarms()]
@@ -163,11 +163,11 @@ class _CheckpointJudge:
     def _at(self, k: int, c: int | None) -> CheckpointState:
         """A checkpoint, reduced to one label if it has its own AUC."""
         state = self.run.checkpoints[k]
-        return state.of(c) if c is not None and c in state.findings else state
+        return state.of(c) if c is not None and c in state.labels else state
 
     def _holds(self, k: int, c: int | None = None) -> bool:
         """Whether AUC, that of the label if it has its own, is high and has not fallen, or is unknown."""
-        fallen = self.fallen[c if c in self.run.checkpoints[k].findings else None]
+        fallen = self.fallen[c if c in self.run.checkpoints[k].labels else None]
         return not fallen[k] and not self._at(k, c).auc < self.thresholds.high_auc
 
     def _nearly_empty(self, k: int, c: int) -> bool:
@@ -257,7 +257,7 @@ class _CheckpointJudge:
         evidence: Mapping[str, float], sentence: str,
     ) -> Alarm:  # fmt: skip
         now, name = self.now, None if c is None else self.run.class_name(c)
-        fallen = self.fallen[c if c in now.findings else None]
+        fallen = self.fallen[c if c in now.labels else None]
         later = range(self.k + 1, len(self.run))
         tells = next((self.run.checkpoints[k].name for k in later if fallen[k]), None)
         evidence = {**evidence, "auc": self._at(self.k, c).auc, "accuracy": now.accuracy}

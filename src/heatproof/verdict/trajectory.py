@@ -47,7 +47,7 @@ class ClassState:
 
 
 @dataclass(frozen=True)
-class FindingState:
+class LabelState:
     """One of several labels that an image may have: its own AUC, and the images without it."""
 
     auc: float
@@ -75,15 +75,15 @@ class CheckpointState:
     methods: Mapping[str, MethodState]
     moves: Mapping[str, float] = field(default_factory=dict, repr=False)  # by image: see auc_errors
     gradients: Mapping[str, GradientNorm] = field(default_factory=dict, repr=False)  # by layer, if logged
-    findings: Mapping[int, FindingState] = field(default_factory=dict, repr=False)  # if there are several
+    labels: Mapping[int, LabelState] = field(default_factory=dict, repr=False)  # if there are several
 
     def of(self, label: int) -> CheckpointState:
         """The classifier reduced to one label: with it and without it are the two classes."""
-        own = self.findings.get(label)
+        own = self.labels.get(label)
         if own is None:
-            return replace(self, auc=NAN, moves={}, findings={})
+            return replace(self, auc=NAN, moves={}, labels={})
         classes = {label: self.classes[label], ABSENT: own.absent}
-        return replace(self, auc=own.auc, moves=own.moves, classes=classes, findings={})
+        return replace(self, auc=own.auc, moves=own.moves, classes=classes, labels={})
 
     @staticmethod
     def measured(
@@ -107,14 +107,18 @@ class CheckpointState:
             listed: "b" bool (or "b k"), the gold lists if they are anchored.
         """
         y, probs = as_array(labels).astype(np.int64), as_array(probs)
-        several = is_table(y)
+        is_multilabel = is_table(y)
         methods = {method: MethodState(own.overall, own.classes) for method, own in scores.items()}
         names = ids or tuple(map(str, range(len(y))))
         gold = gold_mask(y, probs, tau) if listed is None else as_array(listed)
-        right = accuracy(y, probs, tau=thresholds(y, probs, tau).tolist()) if several else accuracy(y, probs)
+        right = (
+            accuracy(y, probs, tau=thresholds(y, probs, tau).tolist())
+            if is_multilabel
+            else accuracy(y, probs)
+        )
         return CheckpointState(
             name, epoch, auc(y, probs).value, right.value, _lists(y, gold), methods, _moves(names, y, probs),
-            findings=_label_states(names, y, probs, tau) if several else {},
+            labels=_label_states(names, y, probs, tau) if is_multilabel else {},
         )  # fmt: skip
 
 
@@ -225,13 +229,13 @@ def _read(folder: RunFolder, model: str, checkpoint: str, metric: str) -> Checkp
         listed = anchor_probabilities(folder, anchor_of(anchor, list(folder.manifest.models)), ids, model)
     tau = lists.get("tau", answers.limits or 0.5)
     if answers.limits is None:
-        right, findings = _stored_accuracy(folder, model, checkpoint), {}
+        right, label_states = _stored_accuracy(folder, model, checkpoint), {}
     else:
         right = accuracy(y, probs, tau=answers.limits).value
-        findings = _label_states(ids, y, probs, tau)
+        label_states = _label_states(ids, y, probs, tau)
     return CheckpointState(
         checkpoint, epoch_of(checkpoint), ranking, right, _lists(y, gold_mask(y, listed, tau)), states,
-        _moves(ids, y, probs) if ranked else {}, findings=findings,
+        _moves(ids, y, probs) if ranked else {}, labels=label_states,
     )  # fmt: skip
 
 
@@ -247,14 +251,14 @@ def _moves(ids: Sequence[str], y: np.ndarray, probs: np.ndarray) -> dict[str, fl
     return dict(zip(ids, auc_errors(y, probs).tolist(), strict=True))
 
 
-def _label_states(ids: Sequence[str], y: np.ndarray, probs: np.ndarray, tau: Any) -> dict[int, FindingState]:
+def _label_states(ids: Sequence[str], y: np.ndarray, probs: np.ndarray, tau: Any) -> dict[int, LabelState]:
     """Each label that occurs, by itself."""
     values, limits = auc(y, probs).classes, thresholds(y, probs, tau)
     states = {}
     for c in np.flatnonzero(y.any(0)).tolist():
         own, p = y[:, c], probs[:, c]
         absent = ClassState(int((own == 0).sum()), int(((own == 0) & (p < limits[c])).sum()))
-        states[c] = FindingState(values[c], absent, _moves(ids, own, p) if absent.total else {})
+        states[c] = LabelState(values[c], absent, _moves(ids, own, p) if absent.total else {})
     return states
 
 

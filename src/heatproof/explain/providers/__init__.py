@@ -141,10 +141,15 @@ class Package:
         """Arguments with a plain default, and those that must be given."""
         options: dict[str, Any] = {}
         for call in self.calls:
-            for one in inspect.signature(getattr(self.kind(name), call)).parameters.values():
-                reserved = one.kind in (one.VAR_KEYWORD, one.VAR_POSITIONAL) or one.name in self.reserved
-                if not reserved and (one.default is REQUIRED or isinstance(one.default, OPTION_TYPES)):
-                    options.setdefault(one.name, None if one.name in BOX else one.default)
+            for argument in inspect.signature(getattr(self.kind(name), call)).parameters.values():
+                reserved = (
+                    argument.kind in (argument.VAR_KEYWORD, argument.VAR_POSITIONAL)
+                    or argument.name in self.reserved
+                )
+                if not reserved and (
+                    argument.default is REQUIRED or isinstance(argument.default, OPTION_TYPES)
+                ):
+                    options.setdefault(argument.name, None if argument.name in BOX else argument.default)
         return options
 
     def make(self, name: str) -> Explainer:
@@ -358,10 +363,10 @@ def zennit_maps(
     if name := options.get("canonizers"):
         modules = [need(f"zennit.{module}", "references") for module in ("torchvision", "canonizers")]
         known = {
-            one: getattr(module, one)
+            title: getattr(module, title)
             for module in reversed(modules)
-            for one in vars(module)
-            if one.endswith(("Canonizer", "BatchNorm"))
+            for title in vars(module)
+            if title.endswith(("Canonizer", "BatchNorm"))
         }
         if name not in known:
             raise InputError(f"zennit has no canonizer {name!r}; {did_you_mean(name, known)}")

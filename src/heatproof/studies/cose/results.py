@@ -287,7 +287,7 @@ def score_tables(results: CoseResults) -> list[Table]:
     """COSE of each method: over all pairs, by kind of change, and by change."""
     methods, pairs = list(results.methods), results.pairs
     by = SIMILARITIES[results.similarity]
-    words = {
+    words: dict[str, Any] = {
         "model": results.model, "dataset": results.dataset, "scores": results.scores, "value": Value,
         "by_equation": results.by_equation, "degenerate": results.degenerate, "nan": math.nan,
         "compared": "" if results.similarity == "local5" else f" Maps are compared by {by}.",

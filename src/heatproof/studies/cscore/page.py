@@ -184,7 +184,7 @@ def overall_table(network: Network) -> Table:
     """The score over all classes, its change over the second phase, and the average over methods."""
     changes, (first, last) = network.changes, network.ends
     averages = [average(score_value(c, m) for m in changes) for c in network.run]
-    below = [("average", *averages, average(changes.values()))]
+    below: list[list[Cell]] = [["average", *averages, average(changes.values())]]
     words = {"first": first, "last": last, "checkpoints": list(network.run)}
     return TABLES.fill("overall", changes.items(), below, **words)
 
