@@ -74,7 +74,7 @@ def load_model(
     prefix: str | None = None,
     **build_options: object,
 ) -> Model:
-    """Load a network, ready to be explained.
+    """Load a network by name, from a file or as a module, with its preprocessing and class names.
 
     Args:
         spec_or_module: a name such as torchvision:resnet18, a .keras file, a module, a Keras model, or a
@@ -101,8 +101,9 @@ def load_model(
             of those allowed. hf: takes the fields of the network's config, and trust_remote_code. A factory
             in a file takes any.
 
-    >>> load_model(torch.nn.Conv2d(3, 2, 1), classes=["cat", "dog"]).classes
-    ('cat', 'dog')
+    Example:
+        >>> load_model(torch.nn.Conv2d(3, 2, 1), classes=["cat", "dog"]).classes
+        ('cat', 'dog')
     """
     request = NetworkRequest(
         str(spec_or_module) if isinstance(spec_or_module, (str, PathLike)) else "",

@@ -1,4 +1,4 @@
-"""Model: a network with its preprocessing, class names and head; images in, rows of logits out."""
+"""Model: a network with its preprocessing, class names and head; maps images to rows of logits."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _reported: set[str] = set()  # networks whose memory ran out
 
 @dataclass
 class ModelFacts:
-    """What passes over a network have shown about it, so that nothing is determined twice."""
+    """Facts about a network that passes have determined, so that none is determined twice."""
 
     writes_input: bool | None = None  # whether its forward changes its input; None before the first pass
     columns: int | None = None  # of its table of logits
@@ -75,7 +75,7 @@ class ModelFacts:
 
 @dataclass(eq=False)
 class Model:
-    """A network with what heatproof knows about it. The module is not changed.
+    """A network with its preprocessing, class names, head and layers. The module is not changed.
 
     Args:
         module: the network.
@@ -90,6 +90,12 @@ class Model:
         accelerate: whether passes may run faster than module by module (see accel/).
         head: what its output is: a head such as Multilabel(thresholds=...), or the name of one (see heads/).
             By default the first pass determines it where that is safe; until then it is `Undetermined`.
+
+    Example:
+        >>> import torch, heatproof as hp
+        >>> model = hp.Model(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2)))
+        >>> model.logits(torch.rand(5, 3, 4, 4)).shape
+        torch.Size([5, 2])
     """
 
     module: nn.Module
