@@ -51,7 +51,7 @@ for attempt in range(11):
         os._exit(0)
     if attempt < 10:
         if attempt % 3:  # kill at work, in one of the next units; otherwise anywhere, the start included
-            wanted = rng.randint(1, 4)
+            wanted = rng.randint(2, 6)  # from the fourth on, a unit is sealed
             while not log.exists() or log.read_text().count(f"\\n{attempt} ") < wanted:
                 time.sleep(0.002)
         time.sleep(rng.uniform(0, 0.1 if attempt % 3 else 0.4))

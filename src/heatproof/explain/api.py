@@ -160,12 +160,14 @@ def explain(
     Returns:
         Maps by method as written.
 
-    >>> import torch
-    >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1),
-    ...                           torch.nn.Flatten(), torch.nn.Linear(4, 2))
-    >>> maps = explain(net, torch.rand(2, 3, 8, 8), ["gradcam", "layercam"])
-    >>> maps["gradcam"].values.shape, maps["gradcam"].upsample().shape
-    (torch.Size([2, 6, 6]), torch.Size([2, 8, 8]))
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Sequential(
+        ...     torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
+        ... )
+        >>> maps = explain(net, torch.rand(2, 3, 8, 8), ["gradcam", "layercam"])
+        >>> maps["gradcam"].values.shape, maps["gradcam"].upsample().shape
+        (torch.Size([2, 6, 6]), torch.Size([2, 8, 8]))
     """
     if isinstance(images, Model | nn.Module):
         raise InputError("the images are given before the model; write explain(model, images, ...)")

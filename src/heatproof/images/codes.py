@@ -99,10 +99,17 @@ def make_qr(
     seed: int = 0,
     **options: Any,
 ) -> QRSet:
-    """QR codes first, then negatives, kinds in turn; options are those of `make_codes`.
+    """Make images of QR codes, then images without one, whose kinds alternate.
 
-    >>> make_qr(1, 2, 64).kinds.tolist()
-    ['qr', 'checkerboard', 'clutter']
+    Args:
+        n_positive, n_negative: number of images with a code, and without.
+        size: side of an image in pixels, or height and width.
+        seed: of all random numbers.
+        options: those of `make_codes`.
+
+    Example:
+        >>> make_qr(1, 2, 64).kinds.tolist()
+        ['qr', 'checkerboard', 'clutter']
     """
     return make_codes("qr", n_positive, n_negative, size, seed, **options)
 
@@ -285,11 +292,18 @@ def make_scenes(
     distractors: int = 1,
     photos: str | Path | Any = None,
 ) -> Scenes:
-    """Images of several codes among distractors.
+    """Make images with several codes and distractors, each in a cell of its own.
 
-    >>> made = make_scenes(1, 128)
-    >>> made.codes.shape, made.distractors.shape
-    ((1, 2, 128, 128), (1, 1, 128, 128))
+    Args:
+        count, size, seed: number of images, their side in pixels, and the seed of all random numbers.
+        symbol: the kind of code.
+        codes, distractors: number per image.
+        photos: photographs for the background, a folder or a source.
+
+    Example:
+        >>> scenes = make_scenes(1, 128)
+        >>> scenes.codes.shape, scenes.distractors.shape
+        ((1, 2, 128, 128), (1, 1, 128, 128))
     """
     if count < 0 or codes < 1 or distractors < 0:
         raise InputError(f"a scene has 1 code or more; got {count} scenes of {codes} and {distractors}")

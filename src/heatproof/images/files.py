@@ -81,11 +81,18 @@ def named_file(path: str | Path) -> Path:
 
 
 def open_image(path: str | Path, bits: int | None = None) -> Image.Image:
-    """Read an image or DICOM file completely, or raise an InputError of one sentence.
+    """Read an image or DICOM file completely.
 
     Args:
         path: a file, or a photograph that comes with heatproof: example:cat, astronaut, coffee or rocket.
-        bits: the depth of 16-bit greys, where it is known.
+        bits: depth of 16-bit grey values, if it is known.
+
+    Raises:
+        InputError: if the file does not exist or cannot be read completely.
+
+    Example:
+        >>> open_image("example:cat").mode
+        'RGB'
     """
     file = named_file(path)
     try:

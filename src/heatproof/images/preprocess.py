@@ -63,7 +63,12 @@ class Side(NamedTuple):
 
 
 class Carried(NamedTuple):
-    """Boxes in the crop's pixels, and why each of the others is gone."""
+    """Boxes in the pixels of the crop, and the reasons why others are lost.
+
+    Example:
+        >>> Preprocess((4, 4), 4).carry_boxes([(0, 0, 3, 3)], (8, 8)).boxes
+        ((0.0, 0.0, 1.0, 1.0),)
+    """
 
     boxes: tuple[Box, ...]
     lost: tuple[str, ...] = ()
@@ -71,7 +76,12 @@ class Carried(NamedTuple):
 
 @dataclass(frozen=True)
 class Preprocess:
-    """Resize the shorter side, crop the centre, scale to [0, 1], subtract the mean, divide by the std."""
+    """Resize the shorter side, crop the centre, scale to [0, 1], subtract the mean, divide by the std.
+
+    Example:
+        >>> Preprocess(size=(128, 128), resize=128, mean=(0.5,), std=(0.5,)).blank.shape
+        torch.Size([1, 1, 128, 128])
+    """
 
     size: tuple[int, ...] = (224, 224)  # height and width of the model's input, of volumes depth first
     resize: int | tuple[int, ...] = 256  # shorter side before the crop, or an exact height and width

@@ -81,8 +81,8 @@ def adversarial_fragility(
 
     Example:
         >>> network = nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(18, 2))
-        >>> found = adversarial_fragility("gradient", model=network, images=torch.rand(1, 3, 5, 5), steps=1)
-        >>> list(found["gradient"])
+        >>> scores = adversarial_fragility("gradient", model=network, images=torch.rand(1, 3, 5, 5), steps=1)
+        >>> list(scores["gradient"])
         ['ssim', 'spearman', 'kept']
     """
     if not epsilon > 0 or not isinstance(steps, int) or steps < 1:

@@ -42,8 +42,8 @@ def dispersion(maps: Maps | ArrayLike, *, budget: float = 0.2) -> PerImage:
     Example:
         >>> apart = torch.zeros(1, 8, 8)
         >>> apart[0, 0, :4] = apart[0, 7, :4] = 1
-        >>> found = dispersion(apart, budget=1 / 8)
-        >>> found["dispersion"].tolist(), found["dispersion_blobs"].tolist()
+        >>> scores = dispersion(apart, budget=1 / 8)
+        >>> scores["dispersion"].tolist(), scores["dispersion_blobs"].tolist()
         ([0.5], [2.0])
     """
     values, _ = sized_maps(maps)

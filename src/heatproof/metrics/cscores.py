@@ -101,11 +101,12 @@ def soft_iou(a: Maps | ArrayLike, b: Maps | ArrayLike) -> Tensor:
     """Soft IoU of maps "h w" -> scalar, or of pairs "b h w" or "b d h w" -> "b".
 
     Args:
-        a, b: Maps, which are normalised at image size first, or tensors, which are taken as they are and must
-            not be negative.
+        a, b: Maps, which are normalised at image size first, or tensors, used unchanged, which must not
+            be negative.
 
-    >>> soft_iou([[1.0, 0.5], [0.0, 0.0]], [[1.0, 0.0], [0.5, 0.0]]).item()
-    0.5
+    Example:
+        >>> soft_iou([[1.0, 0.5], [0.0, 0.0]], [[1.0, 0.0], [0.5, 0.0]]).item()
+        0.5
     """
     x, y = (pixel_maps(m) if isinstance(m, Maps) else as_tensor(m) for m in (a, b))
     if x.shape != y.shape or x.ndim not in (2, 3, 4):
@@ -186,8 +187,8 @@ def cscore_by_class(
 
     Example:
         >>> maps = torch.eye(4).view(4, 2, 2)[[0, 0, 1, 2]]
-        >>> found = cscore_by_class(maps, labels=[0, 0, 1, 1], probs=[0.1, 0.2, 0.9, 0.9])
-        >>> found.value, found.classes[0].value, found.classes[1].value
+        >>> scores = cscore_by_class(maps, labels=[0, 0, 1, 1], probs=[0.1, 0.2, 0.9, 0.9])
+        >>> scores.value, scores.classes[0].value, scores.classes[1].value
         (0.5, 1.0, 0.0)
     """
     rows = _rows(maps, alpha)
@@ -213,14 +214,15 @@ def cscore_by_class(
 
 
 def global_cscore(values: ArrayLike, sizes: ArrayLike) -> float:
-    """The mean of class scores weighted by gold-list size; NaN where nothing is left.
+    """Mean of class scores weighted by gold-list size; NaN if no class has a score.
 
     Args:
         values: a score per class; NaNs are left out.
         sizes: of the gold lists.
 
-    >>> round(global_cscore([0.664, 0.014], [313, 798]), 3)
-    0.197
+    Example:
+        >>> round(global_cscore([0.664, 0.014], [313, 798]), 3)
+        0.197
     """
     same_length(values=values, sizes=sizes)
     scores, weights = (np.asarray(v, dtype=np.float64) for v in (values, sizes))
@@ -413,16 +415,17 @@ def _draw(
 
 
 def gold_list(labels: ArrayLike, probs: ArrayLike, tau: Tau = 0.5) -> Tensor:
-    """ "b" bool: images whose own class has a probability of at least tau.
+    """Select the gold list, "b" bool: images whose own class has a probability of at least tau.
 
     Args:
-        labels: "b", the true classes; "b k" of 0 and 1 where an image may have several findings: then "b k"
-            is given back, a list for each finding.
+        labels: "b", the true classes; "b k" of 0 and 1 for multi-label images: the result is then "b k", a
+            list per label.
         probs: "b k", or "b" of class 1.
         tau: a probability, one for each class, or "adaptive": each class is predicted as often as it occurs.
 
-    >>> gold_list([0, 0, 1, 1], [0.2, 0.7, 0.5, 0.4]).tolist()
-    [True, False, True, False]
+    Example:
+        >>> gold_list([0, 0, 1, 1], [0.2, 0.7, 0.5, 0.4]).tolist()
+        [True, False, True, False]
     """
     listed = torch.from_numpy(gold_mask(labels, probs, tau))
     return listed.to(probs.device) if isinstance(probs, torch.Tensor) else listed

@@ -118,6 +118,14 @@ def insertion_deletion(
         deletion_auc, the areas, insertion_error and deletion_error (estimated standard deviations of them, 0
         where every point was visited), points (visited ones of both curves), passes (inputs behind the
         curves; the two end points of an image are shared by all methods), targets, baseline and adaptive.
+
+    Example:
+        >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2))
+        >>> curves = insertion_deletion(
+        ...     torch.rand(1, 4, 4), 0, model=network, images=torch.rand(1, 3, 4, 4), steps=4
+        ... )
+        >>> curves.insertion.shape
+        torch.Size([1, 5])
     """
     model = as_model(model)
     inputs = model.check_images(images).to(model.device)

@@ -82,6 +82,11 @@ def localise(
 
     Returns:
         mask_iou, box_iou, inside, pointing, reachable and filled, each "b".
+
+    Example:
+        >>> scores = localise([[[0.9, 0.1], [0.2, 0.0]]], boxes=[[0, 0, 1, 0]], budget=0.25)
+        >>> scores["mask_iou"].tolist(), scores["pointing"].tolist()
+        ([0.5], [1.0])
     """
 
     def compute() -> PerImage:
@@ -236,6 +241,10 @@ def localise_curve(
     Args:
         maps, boxes, masks: as for localise.
         budgets: shares of the pixels.
+
+    Example:
+        >>> localise_curve([[[0.9, 0.1], [0.2, 0.0]]], boxes=[[0, 0, 1, 0]], budgets=(0.25, 0.5))["mask_iou"]
+        tensor([[0.5000, 0.3333]])
     """
     curves, _, causes = _localise(maps, boxes, masks, budgets)
     return PerImage(curves, causes)
@@ -430,10 +439,11 @@ def macro_mean(values: ArrayLike, classes: ArrayLike | Sequence[Hashable]) -> Pe
         classes: of the images, numbers or names.
 
     Returns:
-        The mean (NaN where no value is defined), the means and n by class, and `undefined`, the NaNs.
+        The mean (NaN if no value is defined), the means and n by class, and `undefined`, the number of NaNs.
 
-    >>> macro_mean([1.0, 1.0, 1.0, 0.0], ["cat", "cat", "cat", "dog"]).value
-    0.5
+    Example:
+        >>> macro_mean([1.0, 1.0, 1.0, 0.0], ["cat", "cat", "cat", "dog"]).value
+        0.5
     """
     scores = as_numbers(values)
     given: Any = classes.tolist() if isinstance(classes, Tensor | np.ndarray) else classes

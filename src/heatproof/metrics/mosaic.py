@@ -282,8 +282,8 @@ def grid_pointing(
     Example:
         >>> network = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
         >>> images = torch.eye(3)[[0, 1, 2, 0]].view(4, 3, 1, 1).expand(4, 3, 8, 8)
-        >>> found = grid_pointing("gradient", model=network, images=images, confident=0.4)
-        >>> list(found["gradient"])
+        >>> scores = grid_pointing("gradient", model=network, images=images, confident=0.4)
+        >>> list(scores["gradient"])
         ['inside', 'above']
     """
     model, calls = unbind_targets(as_model(model)), read_methods(methods, again=True)
@@ -326,8 +326,8 @@ def disconnected_grid(
     Example:
         >>> network = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
         >>> images = torch.eye(3)[[0, 1, 2, 0]].view(4, 3, 1, 1).expand(4, 3, 8, 8)
-        >>> found = disconnected_grid("gradient", model=network, images=images, confident=0.4)
-        >>> list(found["gradient"])
+        >>> scores = disconnected_grid("gradient", model=network, images=images, confident=0.4)
+        >>> list(scores["gradient"])
         ['outside', 'above']
     """
     model, calls = unbind_targets(as_model(model)), read_methods(methods, again=True)

@@ -103,6 +103,12 @@ def part_occlusion(
 
     Returns:
         drop, or drop_<part> of each part.
+
+    Example:
+        >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2))
+        >>> masks = {"left": torch.eye(4), "right": torch.eye(4).flip(1)}
+        >>> list(part_occlusion(masks, 0, model=network, images=torch.rand(1, 3, 4, 4)))
+        ['drop_left', 'drop_right']
     """
     model = as_model(model)
     whole = at_least_float(model.check_images(images).to(model.device))
@@ -390,6 +396,11 @@ def structure(
 
     Returns:
         fmr, tmr, bl, auc_f, auc_t, auc_bg, dts and score, each "b".
+
+    Example:
+        >>> scores = structure([[[3.0, 1.0], [0, 0]]], [[1, 0], [0, 0]], [[0, 1], [0, 0]], [[1, 1], [0, 0]])
+        >>> scores["fmr"], scores["tmr"], scores["bl"]
+        (tensor([0.7500]), tensor([0.2500]), tensor([0.]))
     """
     if variant not in TERMS:
         raise InputError(
@@ -436,6 +447,10 @@ def structure_parts(
 
     Returns:
         mass_<part> and coverage_<part> of each, leakage, coverage_outside and distance, each "b".
+
+    Example:
+        >>> structure_parts([[[3.0, 1.0], [0, 0]]], {"lung": [[1, 0], [0, 0]]})["mass_lung"]
+        tensor([0.7500])
     """
     if not parts:
         raise InputError("parts is empty; pass at least one mask, such as {'lung': mask}")

@@ -98,6 +98,12 @@ def parameter_randomisation(
     Returns:
         By method: curves ssim and spearman, "b depths"; x: the module down to which the network is random,
         with `randomised`, the number of these modules. `scores` are the means over the depths.
+
+    Example:
+        >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(75, 2))
+        >>> curves = parameter_randomisation("gradient", model=network, images=torch.rand(2, 3, 5, 5))
+        >>> curves["gradient"].x, curves["gradient"].ssim.shape
+        (['1'], torch.Size([2, 1]))
     """
     if depths is not None and (not isinstance(depths, int) or depths < 1):
         raise InputError(
@@ -154,8 +160,8 @@ def randomisation(
 
     Example:
         >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(75, 2))
-        >>> found = randomisation("gradient", model=network, images=torch.rand(2, 3, 5, 5), depths=1)
-        >>> found["gradient"]["ssim"].shape
+        >>> scores = randomisation("gradient", model=network, images=torch.rand(2, 3, 5, 5), depths=1)
+        >>> scores["gradient"]["ssim"].shape
         torch.Size([2])
     """
     curves = parameter_randomisation(
@@ -211,8 +217,8 @@ def fragility(
 
     Example:
         >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(75, 2))
-        >>> found = fragility("gradient", model=network, images=torch.rand(2, 3, 5, 5), draws=1)
-        >>> found["gradient"]["kept"].shape
+        >>> scores = fragility("gradient", model=network, images=torch.rand(2, 3, 5, 5), draws=1)
+        >>> scores["gradient"]["kept"].shape
         torch.Size([2])
     """
     if not epsilon > 0 or not isinstance(draws, int) or draws < 1:
@@ -273,8 +279,8 @@ def input_shift(
 
     Example:
         >>> network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(36, 2))
-        >>> found = input_shift("gradient", model=network, images=torch.rand(2, 3, 5, 5))
-        >>> bool((found["gradient"]["spearman"] > 0.99).all())
+        >>> scores = input_shift("gradient", model=network, images=torch.rand(2, 3, 5, 5))
+        >>> bool((scores["gradient"]["spearman"] > 0.99).all())
         True
     """
     model = as_model(model)

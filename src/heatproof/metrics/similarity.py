@@ -80,10 +80,15 @@ def ssim_reasons(
     a: Maps | ArrayLike, b: Maps | ArrayLike, mode: str = "local5", mask: ArrayLike | None = None, *,
     data_range: float | None = None,
 ) -> list[str]:  # fmt: skip
-    """Why `ssim` of the same arguments is NaN, pair by pair; "" where it is defined.
+    """Reasons why `ssim` of the same arguments is NaN, pair by pair; "" where it is defined.
 
     Args:
         a, b, mode, mask, data_range: as for ssim.
+
+    Example:
+        >>> ramp = torch.arange(64.0).view(8, 8)
+        >>> ssim_reasons(ramp, ramp)
+        ['']
     """
     pair = _pair(a, b, mode, mask, data_range)
     kinds = torch.where(pair.unseen, 2, pair.constant.int())

@@ -120,8 +120,8 @@ def specificity(
         >>> import heatproof as hp
         >>> network = nn.Sequential(nn.Flatten(), nn.Linear(75, 2)).eval()
         >>> images = torch.rand(2, 3, 5, 5)
-        >>> found = specificity(hp.explain(network, images, "gradient"), model=network, images=images)
-        >>> list(found["gradient"])
+        >>> scores = specificity(hp.explain(network, images, "gradient"), model=network, images=images)
+        >>> list(scores["gradient"])
         ['weights', 'place']
     """
     model = as_model(model)
@@ -267,8 +267,8 @@ def untrained(
         >>> import heatproof as hp
         >>> network = nn.Sequential(nn.Flatten(), nn.Linear(75, 2)).eval()
         >>> images = torch.rand(2, 3, 5, 5)
-        >>> found = untrained(hp.explain(network, images, "gradient"), model=network, images=images)
-        >>> list(found["gradient"])
+        >>> scores = untrained(hp.explain(network, images, "gradient"), model=network, images=images)
+        >>> list(scores["gradient"])
         ['spearman', 'null', 'excess', 'entropy']
     """
     model = as_model(model)

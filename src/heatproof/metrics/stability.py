@@ -68,8 +68,8 @@ def cose(
         numbers of pairs (n_same, n_changed, n_undefined) as attributes.
 
     Example:
-        >>> found = cose(same=[0.9, 0.7], changed=[0.2, 0.4])
-        >>> round(found.consistency, 3), round(found.sensitivity, 3), round(found.value, 2)
+        >>> scores = cose(same=[0.9, 0.7], changed=[0.2, 0.4])
+        >>> round(scores.consistency, 3), round(scores.sensitivity, 3), round(scores.value, 2)
         (0.8, 0.7, 74.67)
     """
     alike, distance = _ssims(same, "same"), 1 - _ssims(changed, "changed")
@@ -155,6 +155,11 @@ def cose_split(
 
     Returns:
         Results of cose by group, in order of first appearance.
+
+    Example:
+        >>> scores = cose_split([0.9, 0.2, 0.7, 0.4], [1, 0, 1, 0], ["flip", "flip", "blur", "blur"])
+        >>> {group: round(score.value, 1) for group, score in scores.items()}
+        {'flip': 84.7, 'blur': 64.6}
     """
     values, stayed = _ssims(ssims, "ssims"), as_numbers(same).astype(bool)
     same_length(ssims=values, same=stayed, groups=groups, images=images)
@@ -169,10 +174,14 @@ def cose_split(
 
 
 def overall(values: ArrayLike, variants: ArrayLike) -> float:
-    """Mean of scores per (data set, model), weighted by the number of model variants; NaN is left out.
+    """Mean of scores per (dataset, model), weighted by the number of model variants; NaN is left out.
 
     Args:
         values, variants: one of each for every data set and model.
+
+    Example:
+        >>> round(overall([0.5, 0.8, float("nan")], [1, 2, 5]), 2)
+        0.7
     """
     scores, weights = as_numbers(values), as_numbers(variants)
     same_length(values=scores, variants=weights)
@@ -185,6 +194,10 @@ def ssim_to_final(ssims: ArrayLike, accuracies: ArrayLike) -> Correlation:
 
     Args:
         ssims, accuracies: one of each per checkpoint.
+
+    Example:
+        >>> round(ssim_to_final([0.2, 0.5, 0.8], [0.6, 0.7, 0.8]).r, 2)
+        1.0
     """
     x, y = as_numbers(ssims), as_numbers(accuracies)
     same_length(ssims=x, accuracies=y)
@@ -196,12 +209,16 @@ def ssim_to_final(ssims: ArrayLike, accuracies: ArrayLike) -> Correlation:
 
 
 def cose_map(signed: ArrayLike) -> Tensor:
-    """Signed maps -> "b h w" in [0, 1], as COSE compares them.
+    """Prepare signed maps for COSE: "b h w" in [0, 1].
 
     Sum of |.| over channels, minus its minimum, clipped at its 99th percentile, which becomes 1.
 
     Args:
         signed: maps "b h w", or gradients "b c h w".
+
+    Example:
+        >>> cose_map([[[-4.0, 0.0], [1.0, 0.0]]]).shape
+        torch.Size([1, 2, 2])
     """
     values = as_tensor(signed).detach()
     if values.ndim not in (3, 4) or 0 in values.shape[1:]:

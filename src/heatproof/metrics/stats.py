@@ -122,8 +122,8 @@ def above_floors(
         method is better.
 
     Example:
-        >>> found = above_floors({"gradcam": [0.8, 0.9], "random": [0.5, 0.4]})["gradcam"]["random"]
-        >>> round(found.mean, 2), found.share, found.above
+        >>> scores = above_floors({"gradcam": [0.8, 0.9], "random": [0.5, 0.4]})["gradcam"]["random"]
+        >>> round(scores.mean, 2), scores.share, scores.above
         (0.4, 1.0, True)
     """
     values = {name: as_numbers(column) for name, column in scores.items()}

@@ -58,11 +58,16 @@ log = logging.getLogger("heatproof.monitor")
 
 
 class AlarmRaised(HeatproofError):
-    """An alarm for which training should stop."""
+    """Raised by Monitor.step for an alarm named in `stop_on`; callbacks then end the training.
+
+    Example:
+        >>> str(AlarmRaised("class masking at epoch 5"))
+        'class masking at epoch 5'
+    """
 
 
 class Monitor:
-    """Measures a model's explanations on fixed images while it trains.
+    """Score a network's explanations on fixed images while it trains.
 
     Args:
         images: model-ready "b c H W", a list of Batch, or a Source or folder of images with the model's
@@ -89,6 +94,13 @@ class Monitor:
             then end the training.
         max_seconds: a step that takes longer makes the subset smaller for the next ones.
         seed: of the subset, the maps and the intervals.
+
+    Example:
+        >>> import torch, heatproof as hp
+        >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2))
+        >>> monitor = hp.monitor.Monitor(torch.rand(8, 3, 4, 4), [0, 1] * 4, methods="gradient")
+        >>> monitor.step(network, epoch=1).epoch
+        1
     """
 
     def __init__(

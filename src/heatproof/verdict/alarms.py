@@ -39,7 +39,12 @@ Severity = Literal["warning", "critical"]
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Thresholds of the alarms; docs/alarms.md gives the reason for each."""
+    """Thresholds of the alarms; docs/alarms.md gives the reason for each.
+
+    Example:
+        >>> Thresholds(high_auc=0.9).high_auc
+        0.9
+    """
 
     near_zero: float = 0.1
     far_below: float = 0.5
@@ -51,7 +56,13 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class Alarm:
-    """An alarm at one checkpoint, in numbers and in words."""
+    """An alarm at one checkpoint: mechanism, severity, numbers, and a sentence with the remedy.
+
+    Example:
+        >>> alarm = Alarm(1, "epoch05", 5, "gradcam", 0, "cat", "warning", {}, "the C-Score fell", None)
+        >>> alarm.where
+        'gradcam / cat'
+    """
 
     mechanism: int
     checkpoint: str
@@ -96,7 +107,16 @@ def read_mechanisms(stop_on: str | int | Sequence[str | int]) -> frozenset[int]:
 
 
 def find_alarms(trajectory: Trajectory, thresholds: Thresholds = Thresholds()) -> list[Alarm]:  # noqa: B008
-    """Every alarm of a training run, in the order of its checkpoints; none if there are fewer than two."""
+    """All alarms of a training run, in the order of its checkpoints; none for fewer than two checkpoints.
+
+    Args:
+        trajectory: the checkpoints.
+        thresholds: of the alarms.
+
+    Example:
+        >>> find_alarms(Trajectory(()))
+        []
+    """
     if len(trajectory) < 2:
         return []
     labels = {c for checkpoint in trajectory for c in checkpoint.labels}

@@ -124,7 +124,12 @@ class CheckpointState:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """Checkpoints in the order of training, and the names of the classes if they are known."""
+    """The checkpoints of a training in order, with the names of the classes if they are known.
+
+    Example:
+        >>> len(Trajectory((), ("cat", "dog")))
+        0
+    """
 
     checkpoints: tuple[CheckpointState, ...]
     class_names: tuple[str, ...] = ()
