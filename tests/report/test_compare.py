@@ -122,9 +122,9 @@ def test_sides_are_checkpoints_and_methods_too(runs: Path) -> None:
     found = compare_runs([f"{a}@gradcam", f"{a}@layercam"])
     assert {d.methods for d in found.differences if d.methods[0]} == {("gradcam", "layercam")}
     assert found.moved and found.moved[0].methods[0][:2] == ("gradcam", "layercam")
-    assert found.sides[0].headline == "Not decided yet whether its maps follow the network"
+    assert found.sides[0].headline == "Undecided whether its maps follow the network"
     floor = compare_runs([f"{a}@gradcam", f"{a}@random"]).sides[1]
-    assert floor.headline == "A floor, which never looks at the network"
+    assert floor.headline == "A control, which does not use the network"
     with pytest.raises(InputError, match="no checkpoint or method 'gradcm'; did you mean 'gradcam'"):
         compare_runs([a, f"{a}@gradcm"])
     with pytest.raises(InputError, match="at least two runs"):

@@ -220,7 +220,7 @@ def test_blank_maps_count_only_where_a_method_that_follows_shows_something(tmp_p
     together = verdict_on(tmp_path / "together", blank_first(65, REAL), blank=others)
     assert {m.follows for m in together.methods} == {"yes"}, "the network has nothing to show there"
     assert {m.note for m in together.methods} == {
-        "65% of its maps are blank: 0% where another method that follows shows something"
+        "65% of its maps are blank: 0% while the map of another method that follows is not blank"
     }
     worse = {"gradcam": -0.3, "lime(samples=9)": -0.3}
     alone = verdict_on(tmp_path / "alone", blank_first(65, ["layercam"], worse), blank=silent)

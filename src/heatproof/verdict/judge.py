@@ -46,7 +46,7 @@ MONITOR = "monitor"  # the kind of a run folder that a training writes
 IGNORES_WEIGHTS = "its maps are the same for random weights"
 BLANK_WORDS = {
     NO_EVIDENCE: "without positive evidence for the explained class",
-    DEAD_LAYER: "because all activations of the layer are zero",
+    DEAD_LAYER: "because the layer is constant",
 }
 
 

@@ -45,9 +45,7 @@ class ContrastSettings(Settings):
     )
     limit: int | None = option(None, LIMIT, least=1)
     token: str = option("tag", "What is planted: tag, tint, blur, texture, or an image file.")
-    token_size: float | None = option(
-        None, "Of the token, as a share of the image's side; by default its own."
-    )
+    token_size: float | None = option(None, "Size of the token, as a share of the image's side.")
     positive: str | None = option(
         None, "The class that gets the token, by name or number; by default the largest."
     )
@@ -57,14 +55,14 @@ class ContrastSettings(Settings):
     methods: tuple[str, ...] = option(
         METHODS, 'Comma-separated, options in brackets: "gradcam,lime(samples=200)".', short="m", read=calls
     )
-    epochs: int = option(40, "Of each training, at most.", least=1)
+    epochs: int = option(40, "Maximum epochs of each training.", least=1)
     lr: float = option(3e-4, "Learning rate of the first epoch.")
     layer: str | None = option(None, LAYER, short="l")
     head: str | None = option(None, CLASS_HEAD)
     preprocess: PreprocessSettings = field(default_factory=PreprocessSettings)
-    allow_pickle: bool = option(False, "Let the checkpoint run code. Only if you trust it.")
+    allow_pickle: bool = option(False, "Allow the checkpoint to run code. Only if you trust it.")
     device: str | None = option(None, DEVICE)
-    seed: int = option(0, "Everything follows from it.", least=0)
+    seed: int = option(0, "Of all random numbers.", least=0)
     out: Path = option(Path("runs/contrast"), "Folder.", short="o")
 
     def __post_init__(self) -> None:

@@ -68,20 +68,20 @@ class CoseSettings(Settings):
     )
     trained_with: str = option(
         "unknown",
-        "Whether these transforms were part of the training; found by itself for trainings of heatproof.",
+        "Whether these transforms were part of the training; detected for trainings of heatproof.",
         choices=("yes", "no", "unknown"),
     )
-    beside: tuple[Path, ...] = option((), "Folder of another COSE study, to stand in the same Table 1.")
-    figures: bool = option(True, "Draw them.")
+    beside: tuple[Path, ...] = option((), "Folder of another COSE study, for the same Table 1.")
+    figures: bool = option(True, "Draw the figures.")
     examples: int = option(2, "Images whose maps are shown before and after a change.", least=0)
     same_seed: bool = option(False, "Both sides of a pair draw the same random numbers.")
-    require_correct: bool = option(False, "Only images that the final model gets right.")
-    allow_pickle: bool = option(False, "Let checkpoints run code. Only if you trust them.")
+    require_correct: bool = option(False, "Only images that the final model classifies correctly.")
+    allow_pickle: bool = option(False, "Allow checkpoints to run code. Only if you trust them.")
     out: Path = option(Path("runs/cose"), "Folder.", short="o")
-    batch_size: int | None = option(None, "Inputs per pass; found by itself by default.", least=1)
-    unit_images: int = option(8, "Images per unit, which is what a kill can lose.", least=1)
+    batch_size: int | None = option(None, "Inputs per pass; chosen automatically by default.", least=1)
+    unit_images: int = option(8, "Images per unit, the most that an interruption loses.", least=1)
     device: str | None = option(None, DEVICE)
-    threads: int | None = option(None, "Of torch; OMP_NUM_THREADS or its own choice by default.", least=1)
+    threads: int | None = option(None, "Threads of torch; default: OMP_NUM_THREADS or automatic.", least=1)
     seed: int = option(0, "Repeats the study exactly.", least=0)
     image_options: Mapping[str, Any] = field(default_factory=dict)  # for the source of the pictures
     model_options: Mapping[str, Any] = field(default_factory=dict)  # for the network's builder
