@@ -244,9 +244,7 @@ def test_the_command_line_takes_a_function(study: Path, monkeypatch: pytest.Monk
 def test_an_audit_of_a_function_says_what_to_do_instead(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(study)
     said = CliRunner().invoke(main, ["audit", "served.py:predict", "pictures", "--out", "audited"])
-    assert said.exit_code == 2 and "is only a function: it has no weights to redraw" in said.output.replace(
-        "\n", " "
-    )
+    assert said.exit_code == 2 and "is a function without weights" in said.output.replace("\n", " ")
 
 
 def test_one_number_between_0_and_1_has_to_be_said_what_it_is() -> None:

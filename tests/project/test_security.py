@@ -367,7 +367,7 @@ def test_a_picture_of_absurd_size_is_not_shown(run: Path) -> None:
         picture.write_bytes(png(60_000, 60_000))
     reseal(run)
     shown = heatproof("report", run)
-    assert shown.exit_code == 2 and "sane size" in " ".join(shown.output.split())
+    assert shown.exit_code == 2 and "size is implausible" in " ".join(shown.output.split())
 
 
 def png(width: int, height: int) -> bytes:

@@ -145,7 +145,7 @@ def test_the_page_is_one_file_that_loads_nothing(runs: Path, tmp_path: Path) -> 
 def test_on_the_command_line(runs: Path, tmp_path: Path) -> None:
     told = heatproof("compare", str(runs / "a"), str(runs / "b"), "--out", str(tmp_path / "c.html"))
     assert told.exit_code == 0 and (tmp_path / "c.html").exists(), told.output
-    assert "worse" in told.output and "maps moved most: 017.png" in told.output
+    assert "worse" in told.output and "largest change of maps: 017.png" in told.output
     told = heatproof("compare", str(runs / "a"), str(runs / "b"), "--json")
     content = json.loads(told.output)
     assert [side["name"] for side in content["sides"]] == ["a", "b"]

@@ -20,6 +20,7 @@ import heatproof as hp
 from heatproof.cli import main
 from heatproof.errors import HeatproofError, InputError, StoreError
 from heatproof.run.score import READ
+from heatproof.verdict.answers import HEADLINES, UNDECIDED
 from tiny_study import make_study, write_study
 
 pytestmark = pytest.mark.trains
@@ -139,7 +140,7 @@ def test_stored_maps_are_judged_where_control_maps_lie_beside_them(
     discs_network(tmp_path)
     store_maps(tmp_path, tmp_path / "best.pt", "alone")
     said = score_discs(tmp_path, "alone")
-    assert "Not decided yet whether the maps follow the network" in said
+    assert UNDECIDED in said
     assert "store this method's maps of 3 networks with random weights beside them, in alone-random/0" in said
     store_maps(tmp_path, tmp_path / "best.pt", "cam")
     store_maps(tmp_path, 7, "untrained")
@@ -148,9 +149,9 @@ def test_stored_maps_are_judged_where_control_maps_lie_beside_them(
         store_maps(tmp_path, 100 + seed, f"cam-random/{seed}")
         store_maps(tmp_path, 100 + seed, f"untrained-random/{seed}")
         store_maps(tmp_path, 100 + seed, f"edges-random/{seed}", "edges")
-    assert "Maps follow the network files:../cam follows the network" in score_discs(tmp_path, "cam")
-    assert "Maps follow" not in score_discs(tmp_path, "untrained")
-    assert "Maps do not follow the network files:../edges does not" in score_discs(tmp_path, "edges")
+    assert f"{HEADLINES['yes', 'undecided']} files:../cam follows the network" in score_discs(tmp_path, "cam")
+    assert HEADLINES["yes", "undecided"] not in score_discs(tmp_path, "untrained")
+    assert f"{HEADLINES['no', 'undecided']} files:../edges does not" in score_discs(tmp_path, "edges")
 
 
 def test_control_maps_give_the_numbers_of_the_method_itself(

@@ -105,7 +105,7 @@ def test_a_long_unit_is_not_silent_in_a_pipe(tmp_path: Path) -> None:
         int(line.split(" inputs")[0].split()[-1].replace(",", "")) for line in lines if "inputs" in line
     ]
     assert len(counts) > 1 and counts == sorted(counts) and counts[-1] > counts[0]
-    assert f"look at it: heatproof report {tmp_path / 'out'}" in shown
+    assert f"next: heatproof report {tmp_path / 'out'}" in shown
 
 
 def test_pictures_in_hand_count_by_their_inputs() -> None:
@@ -144,7 +144,7 @@ def test_the_first_ctrl_c_is_answered_inside_a_long_call() -> None:
     asked = time.monotonic()
     process.send_signal(signal.SIGINT)
     answered, over = process.communicate(timeout=120)[0].splitlines()
-    assert process.returncode == 0 and "stopping after the unit in hand" in answered
+    assert process.returncode == 0 and "stopping after the current unit" in answered
     assert float(answered.split()[0]) - asked < 1 and float(over) - float(answered.split()[0]) > 1
 
 

@@ -349,7 +349,7 @@ def test_weights_that_change_during_a_run_are_refused(tmp_path: Path) -> None:
     opened = prepare(make_study(tmp_path)).opened
     opened.model("epoch01")
     (tmp_path / "epochs" / "epoch02.pt").write_bytes((tmp_path / "epochs" / "epoch01.pt").read_bytes())
-    with pytest.raises(CheckpointError, match="changed while the run was going"):
+    with pytest.raises(CheckpointError, match="changed during the run"):
         opened.model("epoch02")
 
 

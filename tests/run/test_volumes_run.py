@@ -141,7 +141,7 @@ def test_a_page_is_made(run: RunFolder, study: Path) -> None:
     page = Path(hp.open_run(run.path).report(study.parent / "report.html")).read_text()
     above, gallery_text = page.split('id="pictures"')
     assert "gradcam" in page and above.count("<br>planes: sagittal x ") == 6  # one for each picture
-    assert all("three planes of each" in part for part in (above, gallery_text))
+    assert all("three planes, one per axis" in part for part in (above, gallery_text))
 
 
 def test_axes_are_called_as_the_source_calls_them() -> None:

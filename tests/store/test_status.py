@@ -26,7 +26,7 @@ def status(out: Path) -> tuple[str, int, int, int, int]:
 
 @pytest.mark.parametrize(("sign", "state", "why"), [
     (signal.SIGINT, "stopped", "on request"),
-    (signal.SIGKILL, "failed", "its process ended without a word"),
+    (signal.SIGKILL, "failed", "its process was killed"),
 ])  # fmt: skip
 def test_stopped_and_killed_runs_say_so(tmp_path: Path, sign: int, state: str, why: str) -> None:
     study, out = make_study(tmp_path, 32, *PLAIN), tmp_path / "out"
@@ -72,7 +72,7 @@ def test_a_deleted_part_makes_a_run_incomplete(tmp_path: Path) -> None:
     sorted((out / "scores").iterdir(), key=lambda p: p.stat().st_size)[-1].unlink()
     found = RunFolder.open(out).status()
     assert (found.state, found.done, found.units) == ("failed", 2, 3)
-    assert "1 of 3 units are not there, though it was complete" in found.reason
+    assert "1 of 3 units are missing, though it was complete" in found.reason
     run_study(study, out)
     assert status(out)[0] == "complete" and fingerprint(out) == before
 

@@ -408,7 +408,7 @@ def test_pictures_without_labels_and_of_one_class(folder: Path) -> None:
         (["net.py:tiny", "nowhere"], "there is no folder or file nowhere"),
         (["net.py:tiny", "empty"], "there is no image in empty"),
         (["net.py:tinny", "pictures"], "tinny"),
-        (["timm:resnet18", "pictures"], "has random weights, whose maps say nothing"),
+        (["timm:resnet18", "pictures"], "has random weights, whose maps explain nothing"),
         (["torchvision:squeezenet", "pictures"], "did you mean 'squeezenet1_1' or 'squeezenet1_0'?"),
         (["timm:resnet180", "pictures"], "unknown timm model 'resnet180'; did you mean"),
         (["nothing", "pictures"], "cannot read the model 'nothing'"),

@@ -555,7 +555,7 @@ def test_command_from_an_empty_directory(
     assert len(scored.images) == 4 and set(FLOORS) < set(scored.methods)
     lacking = CliRunner().invoke(localise_command, [])
     assert isinstance(lacking.exception, InputError) and "--model is missing" in str(lacking.exception)
-    assert "Three maps that know nothing" in CliRunner().invoke(localise_command, ["--help"]).output
+    assert "Three control maps" in CliRunner().invoke(localise_command, ["--help"]).output
 
 
 def test_the_example_is_understood() -> None:

@@ -394,7 +394,7 @@ def test_half_a_run_and_broken_pictures_are_refused(tmp_path: Path) -> None:
     part = next(iter(sorted((folder.path / "scores").glob("*.parquet"))))
     part.unlink()
     shown = invoke(folder.path, "--rule", "degenerate <= 1", "--min-usable", 0)
-    assert shown.exit_code == 1 and "units are not there" in " ".join(shown.output.split())
+    assert shown.exit_code == 1 and "units are missing" in " ".join(shown.output.split())
 
 
 def test_an_empty_gold_list_keeps_no_rule(tmp_path: Path) -> None:

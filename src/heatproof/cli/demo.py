@@ -46,7 +46,7 @@ def show(audit: Audit, seconds: float) -> None:
     for of in audit.verdict.network.classes:
         say(f"  {of.name}: {LOOKS[of.looks_there]}; {of.test}")
     say(f"What to do: {advice(audit.verdict)}")
-    say(f"\nThe shortcut copy, which was trained to use a tag: {audit.twin.flips}")
+    say(f"\nThe cheating twin, a copy that was trained to use a tag: {audit.twin.flips}")
     say(f"  {told_apart(audit.twin)}")
     for name, data in audit.twins.items():
         firsts = first_alarms(data.alarms)

@@ -52,7 +52,7 @@ class Explained:
 @click.option("--checkpoint", type=PATH, help="Weights: safetensors or torch.")
 @click.option("--random-weights", is_flag=True, help="Use random weights.")
 @click.option("--classes", type=PATH, help="Class names: a text file, one per line.")
-@click.option("--allow-pickle", is_flag=True, help="Let the checkpoint run code. Only if you trust it.")
+@click.option("--allow-pickle", is_flag=True, help="Allow the checkpoint to run code. Only if you trust it.")
 @click.option("--head", help=HEAD)
 @click.option("--references", type=PATH, help="For an embedding: reference vectors, a .npy file.")
 @click.option("--device", help="cpu, cuda, cuda:1, ...; default: a GPU if available.")

@@ -93,9 +93,9 @@ def run(
         weights = {name: gather_weights(out, name, sizes) for name in (HEALTHY, HARMFUL)}
         audit = run_study(
             "audit", weights[HEALTHY][-1:], settings.audit_methods(sizes), settings.audit_metrics(sizes),
-            "the healthy network, in depth: every method, every family of metrics",
+            "the healthy network: all methods and metrics",
         )  # fmt: skip
-        say(f"the cheating twin: a copy of it that learns to look at a tag, on {2 * sizes.twin} new images")
+        say(f"the cheating twin: a copy that learns to use a tag, on {2 * sizes.twin} new images")
         twin, taught = _teach(out, sizes, seed, weights[HEALTHY][-1], steps)
         twins = {
             name: run_study(

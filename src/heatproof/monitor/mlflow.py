@@ -102,7 +102,7 @@ def _measured(module: Any, dataset: Any, config: dict[str, Any], run_id: str) ->
         monitor.check(module)
         result = monitor.step(module, len(monitor.trajectory) + 1)
     if result is None or result.problem:
-        problem = result.problem if result else "nothing was due"
+        problem = result.problem if result else "nothing was measured"
         raise InputError(f"the model could not be explained: {problem}")
     return result
 
@@ -117,7 +117,7 @@ def _module(model: Any) -> Any:
         )
     if isinstance(raw, fx.GraphModule):
         raise InputError(
-            "the model was logged as a traced graph, which has no layers to look at; log it with "
+            "the model was logged as a traced graph, which has no layers; log it with "
             "mlflow.pytorch.log_model(..., serialization_format='pickle')"
         )
     return raw

@@ -219,9 +219,7 @@ class Origin:
         now = identify(source.subset(range(*span)), self.hashes)
         for (name, before), (_, mark) in zip(self.pictures[slice(*span)], now, strict=True):
             if mark != before and name not in unread:
-                raise InputError(
-                    f"{name} changed while the run was going; start again to see what is changed"
-                )
+                raise InputError(f"{name} changed during the run; start again")
 
 
 def growing(config: Mapping[str, Any]) -> tuple[str, ...]:

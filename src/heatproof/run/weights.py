@@ -95,7 +95,7 @@ def foreign_code(table: ModelTable, methods: Sequence[str] = ()) -> str:
         f"runs the code inside {table.spec}" if inside else "",
         f"unpickles {', '.join(map(str, pickled))}" if pickled else "",
         f"unpickles the weights of {table.spec}" if own else "",
-        f"runs the code that {table.spec} brings" if remote else "",
+        f"runs the code of {table.spec}" if remote else "",
     ]
     return " and ".join(filter(None, phrases))
 

@@ -149,7 +149,7 @@ def linked_folders(root: Path) -> list[str]:
 
 def damaged(path: Path, why: str) -> DamagedError:
     return DamagedError(
-        f"cannot read {path}: {why}; heatproof verify RUN names all damage and --repair drops it"
+        f"cannot read {path}: {why}; heatproof verify RUN lists all damage and --repair removes it"
     )
 
 
