@@ -121,7 +121,7 @@ class Metric(Entry):
     own_class: bool = False  # of `probabilities` it reads those of the true and the predicted class only
     not_in_a_run: str = ""  # why, where `needs` does not say it
     pairs: bool = False  # whether it takes the maps by method and speaks of each pair of methods
-    reruns: bool = False  # whether it runs the method again, under other weights or on other pictures
+    reruns: bool = False  # whether it runs the method again, under other weights or on other images
     needs_gradients: bool = False  # whether it needs weights or gradients, not outputs alone
     call: Callable[..., Any] | None = None  # (function, context, options), where not by name
 

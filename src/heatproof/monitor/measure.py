@@ -50,7 +50,7 @@ ALL = "all"  # name of the support-weighted score over all classes
 RED = np.array([228.0, 26.0, 28.0])
 STRENGTH = 0.7  # of the colour where a map is highest
 GAP = 4  # pixels between tiles
-MOST_CLASSES = 4  # in the picture
+MOST_CLASSES = 4  # in the image
 
 
 @dataclass(frozen=True)

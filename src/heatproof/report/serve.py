@@ -3,7 +3,7 @@
     /                 the page               /state     how much there is
     /report           verdict and sections   /choices   options of the page
     /images, /image   records                /maps      maps as bytes
-    /picture/KEY      one picture            /rows.csv  the chosen images
+    /picture/KEY      one image            /rows.csv  the chosen images
 
 Nothing can be written and no file can be named: addresses are the ones above, images have a hash of their
 name, and models, checkpoints and methods must be among those in the rows. Requests whose Host is an unknown

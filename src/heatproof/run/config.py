@@ -49,11 +49,11 @@ class RunTable(Struct, frozen=True, forbid_unknown_fields=True):
     device: str | None = None  # where None: a GPU where there is one; kept for the life of the run
     precision: str | None = None  # fp32, tf32 or bf16; where None: as torch is set, kept likewise
     threads: Count | None = None  # of torch; where None: OMP_NUM_THREADS or one per CPU, kept likewise
-    workers: Annotated[int, Meta(ge=0)] | None = None  # threads that decode pictures; changes no number
+    workers: Annotated[int, Meta(ge=0)] | None = None  # threads that decode images; changes no number
     inputs_per_pass: Count | None = None  # of the network; where None: what is fastest, kept likewise
     out: str | None = None  # the run folder, where the command line names none
     expect_accuracy: Share | None = None  # stop before work starts where the measured one is far off
-    pictures: bool = True  # keep a small copy of every picture in the run folder, for the report
+    pictures: bool = True  # keep a small copy of every image in the run folder, for the report
     both_classes: bool = False  # of wrong answers, keep maps of the answer too, for the report
 
 
@@ -77,7 +77,7 @@ class ModelTable(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ImagesTable(Struct, frozen=True, forbid_unknown_fields=True):
-    """Which pictures."""
+    """Which images."""
 
     kind: str
     path: str

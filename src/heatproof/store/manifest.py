@@ -80,7 +80,7 @@ class Manifest:
     started: str = ""
     command: Sequence[str] = ()
     earlier: Sequence[Mapping[str, Any]] = ()  # the manifests this one grew from
-    pictures: str = ""  # hash of the pictures' contents, one by one in images.json
+    pictures: str = ""  # hash of the images' contents, one by one in images.json
     code: Mapping[str, str] = field(default_factory=dict)  # hash of each file behind a FILE.py factory
     brought: Mapping[str, str] = field(default_factory=dict)  # hash of the files behind a method, by method
     preprocess: str = ""  # what images go through before the network, in words
@@ -106,7 +106,7 @@ class Manifest:
 
     @property
     def is_multilabel(self) -> bool:
-        """Whether the network answers several findings at once, any number of which a picture may have."""
+        """Whether the network answers several findings at once, any number of which an image may have."""
         return bool(self.config.get("model", {}).get("head") == SEVERAL)
 
     @property

@@ -5,7 +5,7 @@
     run       every light method on every code, for the regimes: structure        OUT/run       (Table 2)
               those and the heavy ones on some codes: insertion, deletion         OUT/subset
               the deeper trainings; lambda x alpha                                OUT/depth, OUT/ablation
-    measure   distorted codes, occluded parts, milliseconds per picture           OUT/measured  (Tables 3, 4)
+    measure   distorted codes, occluded parts, milliseconds per image           OUT/measured  (Tables 3, 4)
     report    Tables 2 to 6, Figures 4 and 5, answers to the paper's questions    OUT/summary.md
 
 Several seeds repeat everything behind the data: the first lies in OUT itself, the others in OUT/seeds/1, ...
@@ -15,7 +15,7 @@ is added later costs only its own maps. Its rows:
 
     bl(rotation=0.25), fmr(...), tmr(...)    of a distorted code; bl(clean=0) of the same code as it is
     drop_finder, drop_timing                 fall of the class's logit without that part; no method
-    ms                                       milliseconds to explain one picture, about no image
+    ms                                       milliseconds to explain one image, about no image
 
 Rows of scenes, with the share of a map's positive mass on each side and what its best pixels mark:
 
@@ -29,11 +29,11 @@ Rows of edits, with `old` and `new` the places where the finder was and is:
     edit_arrives(move)  mass on `new` after the edit, less that before it
     edit_drop(move)     fall of the class's logit; no method
 
-Time is that of hp.explain() for one method and one picture, with the model's passes: the median of 3 to 15
+Time is that of hp.explain() for one method and one image, with the model's passes: the median of 3 to 15
 calls, after two to warm up. chakraborty2025cambench.
 
 Deviations: where there are no ImageNet weights, the backbone learns a proxy task first (trainings.py), and
-the page says so; masks are distorted with the picture; every number carries a 95 % interval; floors (random,
+the page says so; masks are distorted with the image; every number carries a 95 % interval; floors (random,
 edges) stand beside the methods; times include the model's passes.
 """
 
@@ -355,7 +355,7 @@ class Probe:
             yield unit, self.rows(unit, scores), {}
 
     def speed(self) -> Iterator[UnitGroup]:
-        """Milliseconds per picture of every method by itself."""
+        """Milliseconds per image of every method by itself."""
         code = self.codes(1).pictures
 
         def compute(units: Sequence[Unit]) -> Iterator[UnitRows]:

@@ -92,7 +92,7 @@ class Results:
     trained: Trained
     runs: Mapping[str, Columns]  # run, subset, measured; depth and ablation where they were asked for
     device: str = "cpu"
-    sizes: Mapping[str, float] = field(default_factory=dict)  # share of the picture that each code covers
+    sizes: Mapping[str, float] = field(default_factory=dict)  # share of the image that each code covers
 
     def column(self, checkpoint: str, method: str, metric: str, runs: Sequence[str] = RUNS) -> ByImage:
         """From the first of these runs that has it."""

@@ -1,11 +1,11 @@
-"""The pictures of a QR study and the networks that are trained on them.
+"""The images of a QR study and the networks that are trained on them.
 
     OUT/data/train, OUT/data/test    codes and hard negatives with exact masks, as files
     FOLDER/training/NAME             one training each, which goes on where it was stopped
     FOLDER/weights/NAME.safetensors  its last weights; base is the backbone before the regimes
 
 A network without weights of its own first learns a proxy task, so that ZS does not read random features: to
-tell the kinds of negatives apart (checkerboard, clutter, barcode, ...), on pictures of another seed. No code
+tell the kinds of negatives apart (checkerboard, clutter, barcode, ...), on images of another seed. No code
 is shown to it. Then its head is exchanged, and every training starts from there, with the same head.
 """
 
@@ -177,7 +177,7 @@ def check_network(settings: QrSettings) -> None:
 def train_all(
     settings: QrSettings, folder: Path, seed: int, sets: Sets, training: ProgressCallback | None = None
 ) -> Trained:
-    """Every training of one seed, from where it was left; accuracies are those on the test pictures."""
+    """Every training of one seed, from where it was left; accuracies are those on the test images."""
     model, histories = start(settings, folder, seed, training)
     beginning = {name: tensor.clone() for name, tensor in model.module.state_dict().items()}
     data, valid = map(as_data, sets)
