@@ -179,7 +179,7 @@ def render(
     more: Sequence[Section] = (),
     front: FrontImages | None = None,
 ) -> str:
-    """The page as text. images: of the gallery. front: those at the top."""
+    """The page as HTML. pictures: data of the gallery. front: images at the top."""
     title, script = "Pictures", asset("page.js")
     if pictures and pictures["images"]:
         counts = {"shown": len(pictures["images"]), "total": len(data.images.ids)}
