@@ -114,7 +114,7 @@ def square(side: Callable[[int], int]) -> Callable[[int], tuple[int, int]]:
 
 
 def too_long(title: str, text: str, version: int, capacity: str = "") -> InputError:
-    """The error every encoder raises for a text that does not fit."""
+    """The error of every encoder for a text that does not fit."""
     return InputError(
         f"{len(text)} characters do not fit into version {version} of the {title}{capacity}; shorten the "
         "text or take a larger version"

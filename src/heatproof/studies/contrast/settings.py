@@ -1,4 +1,4 @@
-"""What a contrast study is told."""
+"""Settings of a contrast study."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def shares(text: str) -> tuple[float, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class ContrastSettings(Settings):
-    """What a contrast study is told."""
+    """Settings of a contrast study."""
 
     model: str = option(help="lite0, torchvision:NAME, timm:NAME, hf:FOLDER, FILE.py:FACTORY, ...", short="M")
     checkpoint: Path | None = option(None, "Weights: safetensors or torch.")
