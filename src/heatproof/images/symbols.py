@@ -250,7 +250,8 @@ def zxing_encoder(name: str, kind: str, offset: int = 0) -> Callable[..., Module
 
 
 def aztec_parts(modules: Modules) -> dict[str, Modules]:
-    """
+    """Masks of the parts of an Aztec code.
+
     >>> {part: int(mask.sum()) for part, mask in aztec_parts(np.zeros((31, 31), bool)).items()}
     {'finder': 169, 'timing': 32, 'box': 961}
     """
@@ -260,7 +261,8 @@ def aztec_parts(modules: Modules) -> dict[str, Modules]:
 
 
 def matrix_parts(modules: Modules) -> dict[str, Modules]:
-    """
+    """Masks of the parts of a Data Matrix.
+
     >>> {part: int(mask.sum()) for part, mask in matrix_parts(np.zeros((26, 26), bool)).items()}
     {'finder': 51, 'timing': 49, 'box': 676}
     """

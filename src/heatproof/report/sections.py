@@ -251,7 +251,8 @@ def _consistency(data: RunData, of: Measure) -> dict[str, Any]:
 
 
 def _images(counts: Sequence[int | None]) -> str:
-    """
+    """Clause with the numbers of images.
+
     >>> _images([30, 28, None]), _images([30, 30]), _images([])
     (', n = 28 to 30', ', n = 30', '')
     """

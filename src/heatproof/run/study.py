@@ -269,7 +269,8 @@ def renumbered(source: Source, numbers: dict[int, int], classes: tuple[str, ...]
 
 
 def listed_classes(names: Sequence[str]) -> str:
-    """
+    """The first class names in a sentence.
+
     >>> listed_classes(["cat", "dog"])
     'cat, dog'
     """

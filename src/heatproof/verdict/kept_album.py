@@ -51,7 +51,8 @@ class CropGroup:
 
     @property
     def sentence(self) -> str:
-        """
+        """Effect of painting the crops over, as a sentence.
+
         >>> CropGroup(12, 11, 0, 0.8, ()).sentence
         'Painting it over changes the answer in 11 of 12 pictures, painting elsewhere in 0.'
         """

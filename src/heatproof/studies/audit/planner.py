@@ -268,7 +268,8 @@ class Selection:
 
 
 def in_minutes(count: float) -> str:
-    """
+    """A number of minutes in words.
+
     >>> in_minutes(1), in_minutes(2.5)
     ('1 minute', '2.5 minutes')
     """

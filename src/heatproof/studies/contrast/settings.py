@@ -23,7 +23,8 @@ METHODS = ("gradcam", "gradcam++", "layercam", "hirescam", "eigencam", "integrat
 
 
 def shares(text: str) -> tuple[float, ...]:
-    """
+    """Parse shares between commas.
+
     >>> shares("1, 0.5")
     (1.0, 0.5)
     """

@@ -203,7 +203,8 @@ def compare(
 
 
 def folder_name(spec: str) -> str:
-    """
+    """Folder name for a network.
+
     >>> folder_name("torchvision:densenet201"), folder_name("nets/mine.py:build")
     ('torchvision-densenet201', 'mine.py-build')
     """
