@@ -16,10 +16,10 @@ from heatproof.registry import explainers
 
 
 def test_the_audit_needs_at_most_half_of_the_inputs_it_needed() -> None:
-    found: dict[str, dict[str, int]] = {"before": {}, "after": {}}
+    counts: dict[str, dict[str, int]] = {"before": {}, "after": {}}
     for row in passes.audit_rows():
-        found[str(row["when"])][str(row["what"])] = int(str(row["inputs"]))
-    before, after = found["before"], found["after"]
+        counts[str(row["when"])][str(row["what"])] = int(str(row["inputs"]))
+    before, after = counts["before"], counts["after"]
     assert before.keys() == after.keys() and {"maps", "insertion", "randomisation", "fragility"} <= set(after)
     assert sum(after.values()) <= sum(before.values()) / 2
     assert all(after[part] <= before[part] for part in before)
@@ -78,7 +78,7 @@ def test_rows_of_a_small_subject(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_parts_are_named_by_network_picture_and_method(monkeypatch: pytest.MonkeyPatch) -> None:
     images = torch.randn(2, 3, 32, 32)
     known = [passes.Subject(Model(small_cnn(), name), ["a", "b"], images) for name in ("resnet20", "lite0")]
-    monkeypatch.setattr(passes, "subjects", lambda asked: known)
+    monkeypatch.setattr(passes, "subjects", lambda options: known)
     names = [part.name for part in passes.parts(BenchAsked())]
     assert len(names) == len(set(names)) == 1 + 2 * 2 + (6 + 2) + 6
     assert "maps, resnet20, b, lime" in names and "maps, lite0, a, scorecam" in names

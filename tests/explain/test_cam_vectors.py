@@ -107,8 +107,8 @@ def test_squaring_ends_when_one_direction_is_left(second: float, squarings: int)
 def test_eigen_maps_of_an_early_layer_cost_little(method: Any) -> None:
     features = torch.rand(1, 16, 20, 20)
     with FlopCounterMode(display=False) as counter:
-        found = method(trace_of(features, features))
-    assert torch.isfinite(found).all()
+        result = method(trace_of(features, features))
+    assert torch.isfinite(result).all()
     assert counter.get_total_flops() < 100 * features.numel() * 16  # 400 x 400 squared twenty times: 2.6e9
 
 
