@@ -24,4 +24,4 @@ def with_heading(text: str) -> str:
     >>> with_heading("Twice.\\n\\n>>> twice(2)\\n4")
     'Twice.\\n\\nExamples:\\n    >>> twice(2)\\n    4'
     """
-    return PROMPT.sub(lambda found: "Examples:\n" + textwrap.indent(found[0], "    "), text)
+    return PROMPT.sub(lambda match: "Examples:\n" + textwrap.indent(match[0], "    "), text)

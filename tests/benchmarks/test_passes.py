@@ -8,7 +8,7 @@ import torch
 from scipy.stats import spearmanr
 
 from benchmarks import passes
-from benchmarks.sections import BenchAsked
+from benchmarks.sections import BenchOptions
 from conftest import small_cnn
 from heatproof.errors import UnknownNameError
 from heatproof.models.model import Model
@@ -79,12 +79,12 @@ def test_parts_are_named_by_network_picture_and_method(monkeypatch: pytest.Monke
     images = torch.randn(2, 3, 32, 32)
     known = [passes.Subject(Model(small_cnn(), name), ["a", "b"], images) for name in ("resnet20", "lite0")]
     monkeypatch.setattr(passes, "subjects", lambda options: known)
-    names = [part.name for part in passes.parts(BenchAsked())]
+    names = [part.name for part in passes.parts(BenchOptions())]
     assert len(names) == len(set(names)) == 1 + 2 * 2 + (6 + 2) + 6
     assert "maps, resnet20, b, lime" in names and "maps, lite0, a, scorecam" in names
-    assert len(list(passes.parts(BenchAsked(quick=True)))) == 1 + 2 + 4 + 2
+    assert len(list(passes.parts(BenchOptions(quick=True)))) == 1 + 2 + 4 + 2
 
 
 def test_a_network_that_is_not_there_is_refused() -> None:
     with pytest.raises(UnknownNameError, match="lite0"):
-        list(passes.subjects(BenchAsked(network=("resnet20",))))
+        list(passes.subjects(BenchOptions(network=("resnet20",))))
