@@ -61,9 +61,9 @@ def candidates() -> str:
         "a false alarm. On the half that chose, false alarms, misses and undecided were "
         f"{shares['largest']} % with the best rule for the largest, {shares['mean']} % with the best for the "
         "mean, which was taken. A rule was good enough with at most 5 % false alarms and at most 10 % misses "
-        "of every kind of control: by all kinds together, one that often calls an untrained network's map a follower would "
-        "have passed, since noise, edges and the middle are never missed. This rule on all pairs, with each "
-        "summary:"
+        "of every kind of control: by all kinds together, one that often calls an untrained network's map a "
+        "follower would have passed, since noise, edges and the middle are never missed. This rule on all "
+        "pairs, with each summary:"
     )
 
 
