@@ -139,7 +139,7 @@ def write(folder: Path, count: int, seed: int = 2) -> np.ndarray:
 
 def study(folder: Path, name: str | None = None, weights: str = "weights.pt", **model: Any) -> dict[str, Any]:
     """All findings of the pictures in a folder, or the one of this name."""
-    spec = {"spec": str(folder / "net.py") + ":several", "head": "multilabel"}
+    spec: dict[str, Any] = {"spec": str(folder / "net.py") + ":several", "head": "multilabel"}
     options: dict[str, Any] = {"label_columns": list(NAMES)}
     if name is not None:
         spec = {"spec": str(folder / "net.py") + ":single", "options": {"finding": NAMES.index(name)}}

@@ -52,7 +52,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     monkeypatch.setattr(
         command, "SECTIONS", SECTIONS | {"fake": BenchSection("a test", "", "", ("network", "pictures"))}
     )
-    yield lambda *words: bench("--section", "fake", *words)
+    yield lambda *words: bench("--section", "fake", *words)  # type: ignore[misc]
 
 
 def test_every_section_has_a_file_and_the_help_says_what_it_costs() -> None:

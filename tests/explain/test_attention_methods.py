@@ -62,7 +62,7 @@ def of_torchvision() -> nn.Module:
 
 def of_hugging_face(attention: str = "sdpa") -> nn.Module:
     torch.manual_seed(3)
-    config = ViTConfig(
+    config = ViTConfig(  # type: ignore[call-arg]
         hidden_size=32, num_hidden_layers=BLOCKS, num_attention_heads=HEADS, intermediate_size=64,
         image_size=32, patch_size=8, num_labels=5, attn_implementation=attention, initializer_range=0.2,
     )  # fmt: skip

@@ -86,8 +86,8 @@ def test_eigen_maps_equal_numpy_s_svd(channels: int, height: int, width: int) ->
             ours = vectors[i].flatten().numpy()
             assert np.abs(ours * np.sign(ours @ left[:, 0]) - left[:, 0]).max() < 1e-8
             assert values[i].item() == pytest.approx(singular[0])
-    ours = eigengradcam(trace)
-    assert (ours.flatten(1).amax(1) >= -ours.flatten(1).amin(1)).all()
+    maps = eigengradcam(trace)
+    assert (maps.flatten(1).amax(1) >= -maps.flatten(1).amin(1)).all()
 
 
 @pytest.mark.parametrize(("second", "squarings"), [(0.3, 6), (0.9, 10), (0.9999, 18)])

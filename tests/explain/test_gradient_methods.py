@@ -227,7 +227,7 @@ def old_quantile(monkeypatch: pytest.MonkeyPatch) -> None:
     quantile = np.quantile
 
     def renamed(values: Any, q: float, interpolation: str = "linear") -> Any:
-        return quantile(values, q, method=interpolation)
+        return quantile(values, q, method=interpolation)  # type: ignore[call-overload]
 
     monkeypatch.setattr(np, "quantile", renamed)
 

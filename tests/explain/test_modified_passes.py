@@ -233,7 +233,7 @@ def test_lrp_as_captum_has_it() -> None:
 
 def test_relevance_sums_to_the_logit_where_nothing_absorbs_it() -> None:
     module = plain()
-    for part in module:
+    for part in module:  # type: ignore[attr-defined]
         if getattr(part, "bias", None) is not None:
             nn.init.zeros_(part.bias)
     images = pictures()
@@ -288,7 +288,7 @@ def _dense_biases(module: nn.Module, dense: list[nn.Linear], images: Tensor, tar
 
 def test_fullgrad_as_grad_cam_has_it() -> None:
     module, image = trained_norms(small_cnn().double()).float().eval(), pictures(1).float()
-    for part in module:
+    for part in module:  # type: ignore[attr-defined]
         if isinstance(part, nn.ReLU):
             part.inplace = False
     with torch.no_grad():

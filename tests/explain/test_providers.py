@@ -6,6 +6,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -121,7 +122,7 @@ def test_captum_s_relevance_and_drops_keep_their_signs(call: str) -> None:
 )  # fmt: skip
 def test_captum_s_layers_are_told_ours(call: str) -> None:
     name = call.partition("(")[0]
-    options = {"n_steps": 5} if "n_steps" in call else {}
+    options: dict[str, Any] = {"n_steps": 5} if "n_steps" in call else {}
     options |= {} if name == "LayerActivation" else {"target": TARGETS}
     direct = theirs(lambda net, x: getattr(captum, name)(net, net.body[8]).attribute(x, **options))
     maps = ours(f"captum:{call}")
@@ -336,7 +337,7 @@ def test_a_function_is_a_method_by_its_name_or_another() -> None:
 
 def test_a_metric_runs_a_function_again() -> None:
     inputs = {"model": network(), "images": images()}
-    result = hp.metrics.fragility([brightness, "gradcam"], **inputs, draws=1)
+    result = hp.metrics.fragility([brightness, "gradcam"], **inputs, draws=1)  # type: ignore[list-item]
     assert set(result) == {"brightness", "gradcam"} and float(result["brightness"]["ssim"].min()) > 0.9
 
 

@@ -279,7 +279,7 @@ def test_pipes_sockets_devices_and_folders_are_no_pictures() -> None:
             for name, kind in (
                 ("pipe", "a pipe"), ("folder", "a folder"), ("null", "a device"), ("socket", "a socket"),
             ):  # fmt: skip
-                message = within(20, lambda name=name: open_image(place / f"{name}.png"))
+                message = within(20, lambda name=name: open_image(place / f"{name}.png"))  # type: ignore[misc]
                 path = place / f"{name}.png"
                 assert (
                     message
@@ -358,7 +358,7 @@ def test_a_palette_with_transparency_raises_no_warning() -> None:
 def test_of_an_animation_the_first_frame_counts() -> None:
     frames = [Image.new("RGB", (32, 24), colour) for colour in ("red", "lime", "blue")]
     content = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
-    assert Image.open(io.BytesIO(content)).n_frames == 3
+    assert getattr(Image.open(io.BytesIO(content)), "n_frames", 1) == 3
     assert np.asarray(read_image(io.BytesIO(content))).reshape(-1, 3).tolist() == [[255, 0, 0]] * (24 * 32)
 
 

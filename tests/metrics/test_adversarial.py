@@ -95,7 +95,7 @@ def test_a_network_whose_answer_always_changes_is_not_scored() -> None:
             self.register_buffer("known", torch.zeros(1, 3, 8, 8))
 
         def forward(self, x: Tensor) -> Tensor:
-            changed = (x != self.known).any(dim=(1, 2, 3)).float()[:, None]
+            changed = x.ne(self.known).any(dim=(1, 2, 3)).float()[:, None]
             return self.conv(x).relu().mean((2, 3)) * 0.01 + torch.cat([1 - changed, changed], 1)
 
     torch.manual_seed(0)

@@ -54,14 +54,14 @@ def trained() -> nn.Sequential:
         slopes = torch.autograd.grad(nn.functional.cross_entropy(net(images), labels), weights)
         with torch.no_grad():
             for weight, slope in zip(weights, slopes, strict=True):
-                weight -= 0.5 * slope
+                weight -= 0.5 * slope  # type: ignore[misc]
     return net.eval()
 
 
 @torch.no_grad()
 def undecided(net: nn.Module, head: nn.Linear, images: Tensor) -> nn.Module:
     """A network without training that does not give every picture the same class."""
-    head.bias -= net.eval()(images).mean(0)
+    head.bias -= net.eval()(images).mean(0)  # type: ignore[misc]
     return net
 
 

@@ -177,7 +177,7 @@ def test_a_model_that_cannot_be_randomised_says_so(cnn: nn.Sequential, images: T
         parameter_randomisation(model=cnn, images=images, depths=0)
     with pytest.raises(ModelError, match="leads to the original weights"):
         copy_of(Model(cnn, call=lambda batch: cnn(batch)))
-    cnn.cached = cnn[0].weight * 2
+    cnn.cached = cnn[0].weight * 2  # type: ignore[assignment]
     with pytest.raises(ModelError, match="cannot be copied"):
         copy_of(Model(cnn))
 

@@ -51,7 +51,7 @@ def sure_cnn() -> nn.Sequential:
     """small_cnn with larger logits: painting a picture over changes its answer."""
     net = small_cnn(seed=3).eval()
     with torch.no_grad():
-        net[-1].weight *= 30
+        net[-1].weight *= 30  # type: ignore[assignment]
     return net
 
 
@@ -156,7 +156,7 @@ def test_maps_of_untrained_networks_are_made_once_for_both_metrics(images: Tenso
 
             patched.setattr(sys.modules[specificity.__module__], "untrained_copy", spy)
             computed = [
-                metrics.get(name).call(each, scene, {})
+                metrics.get(name).call(each, scene, {})  # type: ignore[misc]
                 for (name, each), scene in zip(BOTH, scenes, strict=True)
             ]
         draws.append((made, computed))

@@ -110,7 +110,7 @@ def test_equals_the_slow_twin(kind: str) -> None:
     size = (19, 26)
     maps = rng.random((6, *size)).astype(np.float32)
     if kind == "few levels":
-        maps = np.floor(maps * 4) / 4
+        maps = (np.floor(maps * 4) / 4).astype(np.float32)
     elif kind == "signed":
         maps = 8 * maps - 4
     elif kind == "sparse":

@@ -279,8 +279,8 @@ def test_class_zero_of_a_one_logit_model_is_explained_through_minus_z(images: Te
     first = small_cnn(classes=1).eval()
     two = copy.deepcopy(first)
     two[-1] = nn.Linear(64, 2)
-    two[-1].weight.data = torch.cat([-first[-1].weight.data, first[-1].weight.data])
-    two[-1].bias.data = torch.cat([-first[-1].bias.data, first[-1].bias.data])
+    two[-1].weight.data = torch.cat([-first[-1].weight.data, first[-1].weight.data])  # type: ignore[list-item]
+    two[-1].bias.data = torch.cat([-first[-1].bias.data, first[-1].bias.data])  # type: ignore[list-item]
     for target in (0, 1):
         ours = hp.explain(first, images, CAMS, targets=target)
         theirs = hp.explain(two, images, CAMS, targets=target)

@@ -104,7 +104,7 @@ def test_what_a_recording_cannot_see_changes_its_key() -> None:
         lambda: setattr(net[1], "eps", 0.5),
         lambda: net[1].train(),
         lambda: setattr(net[0], "weight", nn.Parameter(net[0].weight.clone())),
-        lambda: net[1].running_mean.set_(torch.zeros(8)),
+        lambda: net[1].running_mean.set_(torch.zeros(8)),  # type: ignore[call-overload]
         lambda: net.add_module("more", nn.Identity()),
         lambda: setattr(net[0], "note", ("a", ["list"])),
     ]
@@ -167,7 +167,7 @@ def test_a_request_that_came_before_is_answered_first_and_checked_then(
     with torch.no_grad():
         net[0].weight.mul_(1.5)
     same()  # seen by the recording itself
-    net[0].weight.data = net[0].weight.data * 0.5
+    net[0].weight.data = net[0].weight.data * 0.5  # type: ignore[assignment]
     same()  # not seen by it: guessed in vain
     net[4].register_forward_hook(lambda part, given, made: made * 2)
     same()
@@ -208,8 +208,8 @@ def test_recorded_passes_on_a_gpu_give_the_plain_ones_answers(precision: str) ->
     with torch.no_grad():
         for weight in (*recorded.module.parameters(), *plain.module.parameters()):
             weight.mul_(1.1)
-    result, expected = (hp.explain(m, images, "gradcam", batch_size=8)["gradcam"] for m in (recorded, plain))
-    assert (result.normalised() - expected.normalised()).abs().mean() < tolerance, "changed weights are seen"
+    after, right = (hp.explain(m, images, "gradcam", batch_size=8)["gradcam"] for m in (recorded, plain))
+    assert (after.normalised() - right.normalised()).abs().mean() < tolerance, "changed weights are seen"
 
 
 class Asks(nn.Module):

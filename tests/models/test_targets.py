@@ -54,7 +54,7 @@ def test_a_function_of_the_output_is_explained_as_it_is() -> None:
     )
     both = hp.explain(net, images(), ["gradcam", "rise(masks=4)"], gap)
     assert torch.isfinite(both["rise(masks=4)"].values).all()
-    scores = hp.metrics.insertion_deletion(both["gradcam"], gap, model=net, images=images(), steps=4)
+    scores = hp.metrics.insertion_deletion(both["gradcam"], gap, model=net, images=images(), steps=4)  # type: ignore[call-overload]
     ends = scores.insertion[:, [0, -1]]
     assert ((ends == torch.tensor([0.0, 1.0])).all(1) | ends.isnan().all(1)).all()
 
@@ -194,10 +194,10 @@ def test_without_a_region_it_is_where_the_clean_image_shows_the_class() -> None:
 
 def test_the_region_stays_when_images_and_weights_change() -> None:
     model, columns = bind_targets(hp.load_model(pixels()), images(), 1)
-    regions = model.head.where  # type: ignore[union-attr]
+    regions = model.head.where  # type: ignore[attr-defined]
     stranger = untrained_copy(model, images(), 0)
-    assert bind_targets(stranger, images() + 1, 1)[0].head.where is stranger.head.where  # type: ignore[union-attr]
-    assert torch.equal(stranger.head.where, regions)  # type: ignore[union-attr]
+    assert bind_targets(stranger, images() + 1, 1)[0].head.where is stranger.head.where  # type: ignore[attr-defined]
+    assert torch.equal(stranger.head.where, regions)  # type: ignore[attr-defined]
     assert torch.equal(bind_targets(model, images() * 2, None)[1].numbers, columns.numbers)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -54,7 +55,7 @@ def same_as_plain(wrapped: nn.Module, images: Tensor, methods: tuple[str, ...], 
 
 def compiled_part() -> nn.Module:
     net = network()
-    net[4] = torch.compile(net[4], backend="eager")
+    net[4] = torch.compile(net[4], backend="eager")  # type: ignore[assignment]
     return net
 
 
@@ -64,13 +65,13 @@ def compiled_in_place() -> nn.Module:
     return net
 
 
-WRAPPERS: dict[str, Callable[[], nn.Module]] = {
+WRAPPERS: dict[str, Callable[[], Any]] = {
     "compiled": lambda: torch.compile(network(), backend="eager"),
     "compiled part": compiled_part,
     "compiled in place": compiled_in_place,
     "DataParallel": lambda: nn.DataParallel(network()),
     "compiled DataParallel": lambda: torch.compile(nn.DataParallel(network()), backend="eager"),
-    "DataParallel of a compiled one": lambda: nn.DataParallel(torch.compile(network(), backend="eager")),
+    "DataParallel of a compiled one": lambda: nn.DataParallel(torch.compile(network(), backend="eager")),  # type: ignore[type-var]
 }
 
 
@@ -88,7 +89,7 @@ def test_a_compiled_part_is_not_compiled_to_be_explained(images: Tensor) -> None
         return graph
 
     net = network()
-    net[4] = torch.compile(net[4], backend=backend)
+    net[4] = torch.compile(net[4], backend=backend)  # type: ignore[assignment]
     hp.explain(net, images, INSIDE)
     assert not calls
     with torch.no_grad():
@@ -217,7 +218,7 @@ def test_torch_export_says_what_to_give_instead(images: Tensor) -> None:
 
 def test_wrappers_come_off_in_any_order() -> None:
     net = network()
-    assert unwrapped(nn.DataParallel(torch.compile(nn.DataParallel(net), backend="eager"))) is net
+    assert unwrapped(nn.DataParallel(torch.compile(nn.DataParallel(net), backend="eager"))) is net  # type: ignore[type-var]
 
 
 def test_a_batch_that_memory_does_not_hold_is_halved(images: Tensor) -> None:

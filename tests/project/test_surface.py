@@ -178,7 +178,7 @@ def test_maps_are_arrays_and_have_items() -> None:
     maps = small_maps(3)
     assert np.asarray(maps).shape == (3, 4, 4) and np.asarray(maps, dtype=float).dtype == float
     assert torch.equal(maps[0], maps.values[0]) and torch.equal(maps[1:], maps.values[1:])
-    assert [tuple(values.shape) for values in maps] == [(4, 4)] * 3
+    assert [tuple(values.shape) for values in maps] == [(4, 4)] * 3  # type: ignore[attr-defined]
 
 
 def test_an_overlay_has_the_map_over_the_picture_the_model_saw() -> None:

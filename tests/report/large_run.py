@@ -37,7 +37,7 @@ def write_block(run: RunFolder, checkpoint: str, start: int, stop: int) -> None:
     ids = tuple(f"shelf/{i:05d}.png" for i in range(start, stop))
     labels = np.arange(start, stop) % 2
     guesses = np.where(np.arange(start, stop) % 10 == 0, 1 - labels, labels)
-    rows = []
+    rows: list[Score] = []
 
     def add(method: str, metric: str, values: np.ndarray) -> None:
         rows.extend(

@@ -156,7 +156,7 @@ def test_a_random_network_is_recognised_and_rounding_is_not_randomness() -> None
     for kind in (Dropout, Noise):
         with pytest.raises(InputError, match=r"outputs for the same image differ by [\d.]+"):
             hp.load_model(small(kind)).check_repeatable(images)
-    for kind in (nn.Sequential, Rounded, Marked):
+    for kind in (nn.Sequential, Rounded, Marked):  # type: ignore[assignment]
         hp.load_model(small(kind)).check_repeatable(images + 0.5)  # some pixels are marked
     hp.load_model(small().half()).check_repeatable(images)
 

@@ -163,7 +163,7 @@ def test_alarms_see_each_finding_by_its_own_auc(together: RunFolder) -> None:
     _, truth, _ = made.scenes(COUNT, 2)
     (state,) = Trajectory.from_run(together)
     assert {c: counts.total for c, counts in state.classes.items()} == dict(enumerate(truth.sum(0).tolist()))
-    assert {c: counts.absent.total for c, counts in state.findings.items()} == dict(
+    assert {c: counts.absent.total for c, counts in state.labels.items()} == dict(
         enumerate((~truth).sum(0).tolist())
     )
     stored = {r["label"]: r["value"] for r in rows(together, "metric = 'auc'")}

@@ -86,7 +86,7 @@ def test_stored_maps_get_the_rows_of_the_run_that_made_them(made: tuple[Path, hp
 
 def discs_network(path: Path) -> None:
     """Images of discs, and net.py with the weights of a network that tells green from blue ones."""
-    from discs import folder, model_ready, network
+    from contrast.discs import folder, model_ready, network
 
     folder(path / "pictures", 25)
     model = network()
@@ -97,13 +97,12 @@ def discs_network(path: Path) -> None:
         torch.nn.functional.cross_entropy(model.module(images), labels).backward()
         optimiser.step()
     torch.save(model.module.state_dict(), path / "best.pt")
-    (path / "net.py").write_text("from discs import network")
+    (path / "net.py").write_text("from contrast.discs import network")
 
 
 def store_maps(path: Path, weights: Path | int, out: str, method: str = "gradcam") -> None:
     """Maps of the network with these weights, or with random ones, as .npy files named after the images."""
-    from discs import network
-
+    from contrast.discs import network
     from heatproof.images import batches, open_source
 
     model = network(seed=weights) if isinstance(weights, int) else hp.load_model(network(), weights)

@@ -108,9 +108,9 @@ def test_on_a_gpu_the_device_has_a_clock_of_its_own() -> None:
         pass
     measured = Profiler(recorded, profiler._until_the_end)
     measured.kernels = [(0, 30), (50, 80), (60, 90), (95, 100)]
-    stage = next(stage for stage in measured.summary().stages if stage.stage == "metric")
-    ns = [round(value * 1e9) for value in (stage.seconds, stage.device, stage.host, stage.waiting)]
-    assert ns == [40, 6, 20, 20] and (stage.passes, stage.inputs, round(stage.idle * 1e9)) == (1, 4, 10)
+    timed = next(timed for timed in measured.summary().stages if timed.stage == "metric")
+    ns = [round(value * 1e9) for value in (timed.seconds, timed.device, timed.host, timed.waiting)]
+    assert ns == [40, 6, 20, 20] and (timed.passes, timed.inputs, round(timed.idle * 1e9)) == (1, 4, 10)
     assert measured.summary().busy == pytest.approx((40 + 5) / 60)  # from 40, after the first unit, to 100
 
 

@@ -385,8 +385,8 @@ def test_sql_and_export(finished: Path, tmp_path: Path) -> None:
     assert "columns" in run(main, ["sql", str(finished / "out"), "select nonsense from scores"]).output
     help_text = " ".join(run(main, ["sql", "--help"]).output.split())
     for query in re.findall(r'heatproof sql runs/first "(.*?)"', help_text)[:2]:
-        rows = run(main, ["sql", str(finished / "out"), query, "--format", "json"])
-        assert rows.exit_code == 0 and len(json.loads(rows.output)) >= 5, query
+        queried = run(main, ["sql", str(finished / "out"), query, "--format", "json"])
+        assert queried.exit_code == 0 and len(json.loads(queried.output)) >= 5, query
     assert run(main, ["sql", str(tmp_path), "from scores"]).exit_code == 2
 
 
@@ -577,7 +577,7 @@ def test_a_block_whose_metrics_run_out_of_memory_is_computed_in_halves(
     values = [[row["value"] for row in rows] for rows in (first, other)]
     assert values[1] == pytest.approx(values[0], abs=2e-3, nan_ok=True)
     stores = [RunFolder.open(tmp_path / name).maps() for name in ("whole", "halves")]
-    assert torch.allclose(*(store.read("epoch01", "gradcam").values for store in stores), atol=1e-3)
+    assert torch.allclose(*(store.read("epoch01", "gradcam").values for store in stores), atol=1e-3)  # type: ignore[misc]
 
 
 def test_a_resolved_study_runs_like_its_file_and_extends(finished: Path, tmp_path: Path) -> None:

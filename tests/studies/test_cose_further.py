@@ -118,7 +118,7 @@ def test_several_studies_in_one_table(results: Any, papers: dict[str, Any]) -> N
     rows = {row[0]: row for row in table.rows}
     assert rows["gradcam"][heads.index("overall")] == pytest.approx(results.scores["gradcam"].value)
     won = [rows[m][heads.index("best in")] for m in ("gradcam", "gradient")]
-    assert sorted(won) == [0, 1]
+    assert sorted(won) == [0, 1]  # type: ignore[type-var]
     groups = group_table([results, better])
     assert groups and [c.name.split(",")[0] for c in groups.columns[1:]] == ["CNN", "transformer", "dino"]
     assert group_table([results]) is None

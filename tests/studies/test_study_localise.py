@@ -209,6 +209,7 @@ def test_the_order_of_two_methods_is_judged_image_by_image(scored: LocaliseResul
         between = order.ours[0].value - order.ours[1].value
         assert abs(between) == pytest.approx(abs(order.difference.value), abs=1e-9)
         assert order.agrees == (sum(ahead) > 0)
+        assert order.difference.interval is not None
         lower, upper = order.difference.interval
         assert order.certain == (lower > 0 or upper < 0)
 
