@@ -1,11 +1,12 @@
 """heatproof: can this heatmap be trusted?
 
-    hp.load_model    a classifier, by name or as a module      hp.open_image    an image, from any file
-    hp.explain       maps of several methods from one pass     hp.metrics       scores of maps
-    hp.run           explain and score what a study says       hp.open_run      scores, maps, verdict of a run
-    hp.monitor       the same while a model trains             hp.contrast      which maps show what it uses
+    hp.load_model    load a network, by name or a module       hp.open_image    read an image from a file
+    hp.explain       maps of several methods, one shared pass  hp.metrics       scores of maps
+    hp.run           run a study                               hp.open_run      scores, maps, verdict of a run
+    hp.audit         choose, run and judge automatically       hp.compare       differences between runs
+    hp.monitor       score a network while it trains           hp.contrast      compare maps of trained copies
 
-Names are imported when they are first used, so that importing heatproof takes no time.
+Names are imported on first use, so that `import heatproof` is fast.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ MEANS = """
 
 
 class Run:
-    """A run folder. Methods return the state of what is finished when they are called.
+    """A run folder: its scores, maps, verdict and report, as far as the run has come.
 
     Args:
         folder: as hp.open_run opens it.
@@ -59,8 +59,8 @@ class Run:
     def scores(self) -> pandas.DataFrame | pyarrow.Table | dict[str, np.ndarray]:
         """All rows: model, checkpoint, image, label, explained, method, metric, value, reason, unit.
 
-        A pandas DataFrame if pandas is installed, else an Arrow table if pyarrow is, else an array per
-        column. Rows about a whole class or checkpoint have image ''.
+        A pandas DataFrame if pandas is installed, else an Arrow table if pyarrow is installed, else a dict of
+        arrays by column. Rows about a whole class or checkpoint have image ''.
         """
         columns = self.folder.scores().columns("from scores order by all")
         if find_spec("pandas"):
@@ -78,11 +78,11 @@ class Run:
         return columns
 
     def maps(self, method: str, checkpoint: str | None = None, ids: Sequence[str] | None = None) -> Maps:
-        """The stored maps of a method.
+        """Load the stored maps of a method.
 
         Args:
-            method: its name in the run.
-            checkpoint: its name; default: the last.
+            method: name of the method in the run.
+            checkpoint: name of the checkpoint; default: the last.
             ids: names of images; default: all.
         """
         store = self.folder.maps()
@@ -95,7 +95,7 @@ class Run:
         return store.read(checkpoint, method, ids)
 
     def verdict(self, checkpoint: str | None = None, model: str | None = None) -> Verdict:
-        """Which maps follow the network, whether it looks where it should, and what would decide the rest.
+        """Compute the verdict: which methods follow the network, and whether it uses the object.
 
         Args:
             checkpoint, model: their names; default: the last checkpoint, and the only model.
@@ -108,7 +108,7 @@ class Run:
         """Write the report, one HTML or PDF file.
 
         Args:
-            path: of the file, .html or .pdf; default: the page of the audit, else report.html in the folder.
+            path: name of the file, .html or .pdf; default: the audit's page, else report.html in the folder.
             checkpoint, model: as for verdict.
         """
         from heatproof.report.page import write_page
@@ -155,7 +155,7 @@ class Run:
 
 
 def open_run(folder: str | Path) -> Run:
-    """Open a run folder, finished or not, of hp.run, a study, a monitor or the command line.
+    """Open a run folder, complete or not, written by hp.run, a study, a monitor or the command line.
 
     Args:
         folder: the run's folder, or that of a study with its run inside.
@@ -179,10 +179,14 @@ def run(
         study: a TOML file, or a dict of the same form, whose paths are relative to the working folder.
         out: the run's folder; default: run.out of the study, else runs/STUDY.
         engine: "local" or "ray".
-        shard: (i, n): take every n-th block from i on; the last shard to finish adds the group metrics.
+        shard: (i, n): compute every n-th block from i on; the last shard to finish adds the group metrics.
         fail_fast: stop at the first image that cannot be used, instead of reporting it as a row.
         retry_broken: try images again that could not be used.
         trust_mtime: in a new run, identify images by size and modification time instead of their contents.
+
+    Raises:
+        InputError: if the study has an unknown key or a value that cannot be used.
+        StoreError: if the folder holds another study, or another process writes to it.
     """
     from heatproof.run.engine import run_study
 
@@ -196,12 +200,12 @@ def run(
 
 
 def compare(*runs: str | Path | Run, pictures: int = 12) -> RunComparison:
-    """Compare runs: the differences between the first and each other one, with intervals.
+    """Compare runs: differences between the first and each other run, with intervals.
 
     Args:
         runs: two or more: a Run, or its folder, optionally with a checkpoint or a method behind @, as in
             "runs/a@epoch05" or "runs/a@gradcam".
-        pictures: how many of the images whose maps changed most are named and shown.
+        pictures: number of images to show, those whose maps changed most.
 
     Returns:
         `.headline`, `.differences`, `.moved`; `.report()` writes the page.
@@ -224,7 +228,7 @@ def audit(
     out: str | Path = "audit",
     say: Callable[[str], object] = print,
 ) -> Run:
-    """Which maps of a network can be trusted? Chooses what to compute, runs it, judges, writes the page.
+    """Choose methods, metrics and images for a network, run them, and write verdict and report.
 
     Args:
         model: a name as for load_model, the result of load_model, or a module; it is not changed.

@@ -18,10 +18,10 @@ Content = str | bytes | Callable[[Path], object]  # what a file holds, or what w
 
 
 def write_whole(files: Mapping[Path, Content], tag: str = "") -> dict[Path, str]:
-    """Write several files so that each is complete under its name or not there at all; their digests.
+    """Write several files, each completely or not at all, and return their digests.
 
     All are on disk before the first is renamed: one wait for the disk serves many small files. Temporary
-    names are NAME.TAG.RANDOM.tmp, so that the process that left a file behind is known.
+    names are NAME.TAG.RANDOM.tmp, so that files left behind can be traced to their process.
     """
     middle = f"{tag}." if tag else ""
     temporary = {path: path.with_name(f"{path.name}.{middle}{uuid.uuid4().hex[:8]}.tmp") for path in files}
@@ -51,7 +51,7 @@ def write_whole(files: Mapping[Path, Content], tag: str = "") -> dict[Path, str]
 
 @contextmanager
 def clear_failure(path: Path) -> Iterator[None]:
-    """Raise StoreError, one sentence that says what to do, for an OSError about a file."""
+    """Raise StoreError with one sentence and a remedy for an OSError about a file."""
     try:
         yield
     except OSError as error:
@@ -68,22 +68,22 @@ def clear_failure(path: Path) -> Iterator[None]:
 
 
 def is_full(error: OSError) -> bool:
-    """Whether there was no space left; NumPy reports that by the number of written items alone."""
+    """Whether the disk was full; NumPy only reports that it wrote fewer items than it should."""
     short = error.errno is None and re.search(r"\d+ requested and \d+ written", str(error))
     return bool(short) or error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def digest(path: Path) -> str:
-    """SHA-256, as the tool sha256sum prints it."""
+    """SHA-256 in hexadecimal, as sha256sum prints it."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def valid_unicode(text: str) -> str:
-    """Text as a file can hold it: names of files that are not valid Unicode get escapes.
+    r"""Escape what is not valid Unicode in a file name, so that the text can be stored.
 
-    >>> valid_unicode("caf\\udce9.png")
-    'caf\\\\udce9.png'
+    >>> valid_unicode("caf\udce9.png")
+    'caf\\udce9.png'
     """
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 

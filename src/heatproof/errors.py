@@ -1,4 +1,4 @@
-"""The errors of heatproof. The message of each is one sentence that says what to do.
+"""Exceptions of heatproof. Each message is one sentence with the value that was wrong and the remedy.
 
 HeatproofError
 ├── InputError            images, maps, labels, boxes or options that cannot be used
@@ -6,7 +6,7 @@ HeatproofError
 ├── UnknownNameError      an unknown method, metric or layer; the nearest names are listed
 ├── ModelError            a model that cannot be loaded or run
 │   ├── CheckpointError   a weight file that is broken, unsafe or made for another model
-│   └── LayerError        a layer whose output is not a picture, or no layer that could be found
+│   └── LayerError        a layer whose output has no spatial grid, or no layer that could be found
 ├── StoreError            a run folder that cannot be written, read, or shared with another process
 └── MissingExtraError     an optional package is absent or broken; the install line is in the message
 """
@@ -24,7 +24,7 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u20
 
 
 class HeatproofError(Exception):
-    """The base class of the errors of heatproof."""
+    """Base class of all exceptions of heatproof."""
 
 
 class InputError(HeatproofError, ValueError):
@@ -54,7 +54,7 @@ class CheckpointError(ModelError):
 
 
 class LayerError(ModelError):
-    """A layer whose output is not a picture, or no layer that could be found."""
+    """A layer whose output has no spatial grid, or no layer that could be found."""
 
 
 class StoreError(HeatproofError, RuntimeError):
@@ -66,10 +66,10 @@ class MissingExtraError(HeatproofError, ImportError):
 
 
 def visible(text: str) -> str:
-    """Escape control characters, so that a terminal shows text from files and does not obey it.
+    r"""Escape control characters, so that text from files cannot control the terminal.
 
-    >>> print(visible("cat\\x1b[2J.png"))
-    cat\\x1b[2J.png
+    >>> print(visible("cat\x1b[2J.png"))
+    cat\x1b[2J.png
     """
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
@@ -77,14 +77,14 @@ def visible(text: str) -> str:
 def counted(number: int, noun: str) -> str:
     """A number with its noun, in the singular or plural.
 
-    >>> counted(1, "picture"), counted(1200, "picture"), counted(2, "class")
-    ('1 picture', '1,200 pictures', '2 classes')
+    >>> counted(1, "image"), counted(1200, "image"), counted(2, "class")
+    ('1 image', '1,200 images', '2 classes')
     """
     return f"{number:,} {noun}{('es' if noun.endswith('s') else 's') * (number != 1)}"
 
 
 def did_you_mean(name: str, known: Iterable[str], most: int = 5) -> str:
-    """The nearest known names as a clause, or all of them if none is near."""
+    """A clause that names the nearest known names, or all of them if none is near."""
     known = list(known)
     near = difflib.get_close_matches(name, known, n=most)
     if near:
@@ -93,7 +93,7 @@ def did_you_mean(name: str, known: Iterable[str], most: int = 5) -> str:
 
 
 def need(package: str, extra: str) -> ModuleType:
-    """Import an optional package; raises MissingExtraError with the line that installs it."""
+    """Import an optional package; raise MissingExtraError with the line that installs it."""
     try:
         return importlib.import_module(package)
     except Exception as error:  # a package that is half installed fails in many ways

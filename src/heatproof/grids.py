@@ -1,4 +1,4 @@
-"""Operations on maps "b h w" or, of volumes, "b d h w": normalise, enlarge, find constant ones."""
+"""Operations on maps "b h w" or, for volumes, "b d h w": normalise, upsample, detect constant maps."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ def size_of(images: Tensor) -> tuple[int, ...]:
 
 
 def spatial_dims(maps: Tensor, first: int = 1) -> tuple[int, ...]:
-    """The axes from `first` on: those of places in an image or a volume."""
+    """The spatial axes of a tensor: those from `first` on."""
     return tuple(range(first, maps.ndim))
 
 
 def per_map(numbers: Tensor, maps: Tensor) -> Tensor:
-    """ "b" numbers as "b 1 1" or "b 1 1 1", to broadcast over maps."""
+    """Reshape "b" numbers to "b 1 1" or "b 1 1 1", to broadcast over maps."""
     return numbers.reshape(-1, *[1] * (maps.ndim - 1))
 
 
 def extremes(values: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Minimum and maximum over axes, which are kept. (aminmax takes several times as long on a CPU.)"""
+    """Minimum and maximum over axes, with keepdim. (aminmax takes several times as long on a CPU.)"""
     return values.amin(dims, keepdim=True), values.amax(dims, keepdim=True)
 
 
@@ -48,7 +48,7 @@ def constant(values: Tensor) -> Tensor:
 
 
 def upsample(values: Tensor, size: tuple[int, ...]) -> Tensor:
-    """ "b h w" -> "b H W", linear in each axis, align_corners=False; float32, or float64 where maps are."""
+    """ "b h w" -> "b H W", linear in each axis, align_corners=False; float32, or float64 if the maps are."""
     values = _wide(values)
     if tuple(values.shape[1:]) == tuple(size):
         return values
@@ -59,5 +59,5 @@ def upsample(values: Tensor, size: tuple[int, ...]) -> Tensor:
 
 
 def _wide(values: Tensor) -> Tensor:
-    """float32, or float64 where the maps are: a cast before normalising would lose their contrast."""
+    """float32, or float64 if the maps are: a cast before normalising would lose their contrast."""
     return values.to(torch.promote_types(values.dtype, torch.float32))

@@ -26,10 +26,10 @@ OPTION, KEY = "--heatproof-run", "heatproof_run"
 
 
 class CheckedRun:
-    """A complete run, to be held against what it must show.
+    """A complete run, with its verdict and a check of rules.
 
     Args:
-        run: what hp.open_run gave; ask it for scores and maps.
+        run: an opened run (hp.open_run), for scores and maps.
     """
 
     def __init__(self, run: Run) -> None:
@@ -37,11 +37,11 @@ class CheckedRun:
 
     @cached_property
     def verdict(self) -> Verdict:
-        """That of the last checkpoint: `.follows(METHOD)`, `.looks_there(CLASS)`."""
+        """The verdict of the last checkpoint: `.follows(METHOD)`, `.looks_there(CLASS)`."""
         return self.run.verdict()
 
     def holds(self, *rules: str) -> Claim:
-        """Whether rules of the gate hold, written as `heatproof gate --help` says."""
+        """Whether all rules are met; rules are written as in `heatproof gate --help`."""
         from heatproof.verdict.answers import Claim
         from heatproof.verdict.gate import check
 
@@ -64,7 +64,7 @@ def pytest_report_header(config: pytest.Config) -> Sequence[str]:
 
 
 def named_run(config: pytest.Config) -> Path | None:
-    """The folder that the command line names, else that of the settings."""
+    """The folder named on the command line, else in pytest's settings."""
     if given := config.getoption(OPTION):
         return Path(config.invocation_params.dir, given)
     if folder := config.getini(KEY):

@@ -24,7 +24,7 @@ from heatproof.errors import InputError, UnknownNameError, did_you_mean
 
 @dataclass(frozen=True)
 class Card:
-    """The conventions of a method, where libraries differ."""
+    """Conventions of a method in which libraries differ."""
 
     target: str = "logit of the explained class"
     relu: str = "after the sum over channels"
@@ -45,7 +45,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Entry:
-    """Facts of a registered function. As a decorator, it registers the function."""
+    """A registered function with its facts. As a decorator, it registers the function."""
 
     name: str
     function: Callable[..., Any] = lambda: None  # until it decorates one
@@ -71,9 +71,9 @@ class Entry:
 
 @dataclass(frozen=True)
 class Explainer(Entry):
-    """A method: Trace -> "b h w". `needs` names what the shared pass must provide:
+    """A method: Trace -> "b h w". `needs` names what the shared pass must provide.
 
-    activations, gradients (both at the layer), scales (activations and gradients at several layers),
+    Needs: activations, gradients (both at the layer), scales (activations and gradients at several layers),
     input_gradient, blank (the logits of the all-zero image); nothing for methods that only predict.
     """
 
@@ -93,7 +93,7 @@ class Explainer(Entry):
 
 @dataclass(frozen=True)
 class Metric(Entry):
-    """A pure function with the facts of its numbers that runs, tables, reports and verdicts read.
+    """A pure metric function, with the facts that runs, tables, reports and verdicts read.
 
     `needs` names its inputs: maps, labels, probabilities, boxes, masks, model, images. A run calls it with
     them by name, once for each method where it needs maps. By level it gets and returns
@@ -121,7 +121,7 @@ class Metric(Entry):
     own_class: bool = False  # of `probabilities` it reads those of the true and the predicted class only
     not_in_a_run: str = ""  # why, where `needs` does not say it
     pairs: bool = False  # whether it takes the maps by method and speaks of each pair of methods
-    reruns: bool = False  # whether it runs the method again, under other weights or on other pictures
+    reruns: bool = False  # whether it runs the method again, under other weights or on other images
     needs_gradients: bool = False  # whether it needs weights or gradients, not outputs alone
     call: Callable[..., Any] | None = None  # (function, context, options), where not by name
 

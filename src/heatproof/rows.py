@@ -1,4 +1,4 @@
-"""Rows of results, and the units of work that they are written in; without torch, for all who read a run."""
+"""Rows of results, and the units that they are written in. Imports no torch, so that readers start fast."""
 
 from __future__ import annotations
 
@@ -17,14 +17,21 @@ RANDOM, PRETRAINED = "random", "pretrained"  # names of checkpoints without a fi
 
 @dataclass(frozen=True)
 class Score:
-    """One row of results. A value that is not defined is NaN and says why in `reason`.
+    """One row of results. An undefined value is NaN, with the cause in `reason`.
 
     Args:
         model, checkpoint: their names.
-        image: its name; "" for a row about a whole class or checkpoint.
-        label, explained: the true class, and the one that was explained.
+        image: name of the image; "" for a row about a whole class or checkpoint.
+        label, explained: the true class, and the explained class.
         method, metric: their names, with their options.
-        value, reason: the number, and one sentence where it is NaN.
+        value, reason: the number, and one sentence if it is NaN.
+
+    Raises:
+        InputError: if the value is NaN and there is no reason.
+
+    Example:
+        >>> Score("net", "epoch05", "cat.png", 0, 0, "gradcam", "insertion", 0.75).value
+        0.75
     """
 
     model: str
@@ -44,13 +51,18 @@ class Score:
 
 @dataclass(frozen=True)
 class Unit:
-    """The smallest piece of a run: it is done when the seal named after its hash stands.
+    """The smallest piece of a run: a checkpoint and a range of images, complete or absent.
 
     Args:
-        checkpoint, images: its name; the first image, and the last + 1.
-        methods, metrics: what is made of them.
-        seed: of everything that is drawn.
-        origin: hash of the weights, pictures, code and settings behind it, where they are known.
+        checkpoint, images: name of the checkpoint; index of the first image, and of the last + 1.
+        methods, metrics: the methods and metrics that are computed for them.
+        seed: of all random numbers.
+        origin: hash of the weights, images, code and settings that it is computed from, if known.
+
+    Example:
+        >>> unit = Unit("epoch05", (0, 64), ("gradcam",), ("insertion",))
+        >>> unit.image_count, len(unit.hash)
+        (64, 16)
     """
 
     checkpoint: str
@@ -76,7 +88,7 @@ class Unit:
 
 
 def of_prediction(method: str) -> str:
-    """The name under which maps of the predicted class are stored, where the label is another class."""
+    """The name under which maps of the predicted class are stored if the label is another class."""
     return f"{method} of the prediction"
 
 

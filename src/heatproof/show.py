@@ -39,7 +39,7 @@ COLOUR_MAPS = {
 MOST_SHOWN = 8  # images in a Strip
 SIDE = 160  # pixels of the longer side of each
 GAP = 2  # pixels between the planes of a volume
-AXES = ("depth", "height", "width")  # of a volume
+AXES = ("depth", "height", "width")  # of the axes of a volume, for captions
 
 
 def colours(values: Any, cmap: str = "inferno") -> np.ndarray:
@@ -133,8 +133,10 @@ def sections(volume: Any, at: Sequence[int]) -> np.ndarray:
 def pixels(
     images: Tensor, preprocess: Preprocess | None = None, at: Sequence[Sequence[int]] | None = None
 ) -> np.ndarray:
-    """Model-ready images as "b H W 3" uint8; stretched to the whole range without preprocess. Of volumes
-    three planes each, those of `at`, else the middle ones; channels other than three are averaged."""
+    """Model-ready images as "b H W 3" uint8; stretched to the whole range without preprocess.
+
+    Volumes become three planes each, those of `at` or the middle ones; other channel numbers are averaged.
+    """
     images = images.detach().float().cpu()
     if preprocess is not None:
         colour = preprocess.restore(images)
@@ -154,7 +156,7 @@ def pixels(
 def as_pictures(
     images: Tensor | Image.Image | Sequence[Image.Image], preprocess: Preprocess | None
 ) -> list[Image.Image]:
-    """Images "b c H W", volumes or Pillow images as Pillow images of what the model saw."""
+    """Convert images "b c H W", volumes or Pillow images to Pillow images of what the model saw."""
     if isinstance(images, Image.Image):
         images = [images]
     if not isinstance(images, Sequence):

@@ -18,7 +18,7 @@ from typing import Any
 
 PASSES = ("forward", "backward")
 WAITING = "waiting"
-FRAME = "unit"  # holds the stages of a unit and is none itself
+FRAME = "unit"  # the span around the stages of a unit; not a stage itself
 
 NOTHING: AbstractContextManager[None] = nullcontext()
 
@@ -32,9 +32,9 @@ class Span:
     thread: int
     start: int
     end: int
-    inputs: int  # that went through the network, where it is a pass
-    stage: tuple[str, str]  # name and what of the outermost span around it, itself where there is none
-    device_ns: float | None = None  # of a pass, by the timer of a device that works on its own
+    inputs: int  # number of inputs, if the span is a pass
+    stage: tuple[str, str]  # name and what of the outermost span around it, or its own
+    device_ns: float | None = None  # of a pass, by the timer of an asynchronous device
 
     @property
     def ns(self) -> int:
@@ -43,7 +43,7 @@ class Span:
 
 @dataclass
 class Recording:
-    """Spans in the order in which they ended, of all threads."""
+    """The recorded spans of all threads, in the order in which they ended."""
 
     device: str = "cpu"
     began: int = field(default_factory=time.perf_counter_ns)
@@ -52,7 +52,7 @@ class Recording:
     main: int = field(default_factory=threading.get_ident)
     names: dict[int, str] = field(default_factory=dict)  # of threads
     _open: threading.local = field(default_factory=threading.local)
-    _timers: dict[int, tuple[Any, Any]] = field(default_factory=dict)  # by the place of their span
+    _timers: dict[int, tuple[Any, Any]] = field(default_factory=dict)  # by index of the span
 
     @contextmanager
     def span(self, name: str, what: str, inputs: int) -> Iterator[None]:
@@ -80,14 +80,16 @@ class Recording:
     def _device_timers(self) -> tuple[Any, Any] | None:
         if not self.device.startswith("cuda"):
             return None
-        import torch  # needed on a GPU alone
+        import torch  # only needed on a GPU
 
-        if torch.cuda.is_current_stream_capturing():  # what is captured runs later
+        if (
+            torch.cuda.is_current_stream_capturing()
+        ):  # while a CUDA graph is captured nothing runs, so there is no time to take
             return None
         return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
 
     def close(self) -> None:
-        """Ask the device for its times, once, when all is done."""
+        """Read the timers of the device, once, after all work is done."""
         if self._timers:
             import torch
 
@@ -102,7 +104,7 @@ _recording: Recording | None = None
 
 
 def span(name: str, what: str = "", inputs: int = 0) -> AbstractContextManager[None]:
-    """Name what is done while the context is open. Spans nest; the outermost is the stage."""
+    """Record the work done while the context is open. Spans nest; the outermost is the stage."""
     return NOTHING if _recording is None else _recording.span(name, what, inputs)
 
 

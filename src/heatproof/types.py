@@ -1,6 +1,6 @@
-"""The types that pass between packages: Batch, Trace, Maps; Score and Unit are in rows.py.
+"""Types that pass between packages: Batch, Trace, Maps; Score and Unit are in rows.py.
 
-Shapes are written in axis names: b images, c channels, h w at a map's own size, H W at the image's. Volumes
+Shapes are written as axis names: b images, c channels, h w at the map's size, H W at the image's. Volumes
 have a third axis in front of these two: their images are "b c D H W", their maps "b d h w".
 """
 
@@ -41,7 +41,7 @@ Images: TypeAlias = "ArrayLike | Picture | Sequence[Picture]"
 
 @dataclass(frozen=True)
 class Truth:
-    """Where the evidence is: boxes (x0, y0, x1, y1 in pixels), masks by part name."""
+    """Annotations of a batch: boxes (x0, y0, x1, y1 in pixels), masks by part name."""
 
     boxes: tuple[tuple[tuple[float, float, float, float], ...], ...] | None = None
     masks: Mapping[str, Tensor] = field(default_factory=dict)  # each "b H W", bool
@@ -54,15 +54,21 @@ class Truth:
 
 @dataclass(frozen=True)
 class Batch:
-    """Model-ready images with labels and ground truth.
+    """Model-ready images with names, labels and annotations.
 
     Args:
         ids, images: names, and "b c H W".
         labels: "b" classes.
-        truth: boxes or masks of the evidence.
-        findings: "b k" bool, of multi-label images, which have no `labels`.
-        by_finding: the truth of each label that occurs.
-        sides: shorter side of each image's file in pixels, where it was read from one.
+        truth: boxes or masks of the object.
+        findings: "b k" bool, labels of multi-label images, which have no `labels`.
+        by_finding: annotations of each label that occurs.
+        sides: shorter side in pixels of each image's file, if it was read from a file.
+
+    Example:
+        >>> import torch, heatproof as hp
+        >>> batch = hp.Batch(("a.png", "b.png"), torch.rand(2, 3, 8, 8), torch.tensor([0, 1]))
+        >>> batch.take(slice(1, 2)).ids
+        ('b.png',)
     """
 
     ids: tuple[str, ...]
@@ -82,7 +88,9 @@ class Batch:
 
 @dataclass(frozen=True)
 class Trace:
-    """The result of one shared pass over a batch. Only what the methods need is filled.
+    """The result of one shared pass over a batch, from which methods compute maps.
+
+    Only the fields that the methods need are filled.
 
     Args:
         model, images: the network, and "b c H W" as given.
@@ -94,6 +102,13 @@ class Trace:
         blank_logits: "k", of the all-zero image.
         queue, seed: for methods that perturb the input, and for those that draw random numbers.
         ids: names of the images, for methods whose maps are read from files.
+
+    Example:
+        >>> import torch, heatproof as hp
+        >>> model = hp.load_model(torch.nn.Conv2d(3, 2, 1))
+        >>> trace = hp.Trace(model, torch.rand(1, 3, 8, 8), torch.tensor([1]), torch.rand(1, 2))
+        >>> trace.image_size
+        (8, 8)
     """
 
     model: Model
@@ -142,7 +157,7 @@ class Trace:
 
 
 class Signed(NamedTuple):
-    """The maps of a method that has a signed version of them."""
+    """Maps of a method that also computes a signed version."""
 
     values: Tensor  # "b h w", what metrics read
     signed: Tensor  # "b h w"
@@ -150,17 +165,23 @@ class Signed(NamedTuple):
 
 @dataclass(frozen=True)
 class Maps:
-    """One method's maps of one batch, at the method's own size.
+    """The maps of one method for a batch, at the method's own size.
 
     Args:
-        method: its name, with options.
+        method: name of the method, with options.
         values: "b h w", float32, as the method defines it (not normalised).
         image_size: height and width of the images; depth, height and width of volumes.
         explained: "b", the class that each map explains.
         ids: names of the images.
         signed_values: "b h w", of methods with a signed version of `values`.
         dead: "b" bool, whether every channel of the layer is constant over places; None without a layer.
-        error, passes: of methods that sample: the map's standard error "b h w", and the passes "b" it took.
+        error, passes: of methods that sample: the map's standard error "b h w", and the number of passes "b".
+
+    Example:
+        >>> import torch, heatproof as hp
+        >>> maps = hp.Maps("gradcam", torch.rand(2, 4, 4), (8, 8), explained=torch.tensor([0, 1]))
+        >>> len(maps), maps[0].shape, maps.upsample().shape
+        (2, torch.Size([4, 4]), torch.Size([2, 8, 8]))
     """
 
     method: str
@@ -206,15 +227,14 @@ class Maps:
         return normalise(upsample(self.values, size or self.image_size))
 
     def for_display(self) -> Tensor:
-        """ "b H W" in [0, 1] on the CPU: as upsample, but brightened (see show.py) where the method has a
-        value for every pixel."""
+        """ "b H W" in [0, 1] on the CPU: as upsample, brightened for methods with a value per pixel."""
         heat = self.upsample().cpu()
         if tuple(self.values.shape[1:]) != tuple(self.image_size):
             return heat
         return torch.from_numpy(brightened(heat.detach().numpy()))
 
     def to(self, device: str | torch.device) -> Maps:
-        """The maps on a device.
+        """Move the maps to a device.
 
         Args:
             device: such as "cpu" or "cuda".
@@ -222,7 +242,7 @@ class Maps:
         return replace(self, **self._each(lambda name: getattr(self, name).to(device)))
 
     def take(self, rows: Tensor | Sequence[int] | slice) -> Maps:
-        """The maps of some images, with their names, classes and signs.
+        """Select the maps of some images, with their names, classes and signs.
 
         Args:
             rows: indices, a "b" bool mask, or a slice.
@@ -281,7 +301,7 @@ class Maps:
         return Strip([overlay(*pair, cmap, alpha) for pair in zip(opened, heat, strict=True)], self.ids)
 
     def save(self, path: str | Path) -> None:
-        """Write values, explained, ids, method, image_size; and signed, error, passes if there are any.
+        """Save values, explained, ids, method, image_size; and signed, error, passes if there are any.
 
         Args:
             path: a file whose name ends in .npz.
@@ -307,7 +327,7 @@ class Maps:
 
     @staticmethod
     def of(values: ArrayLike, images: Tensor, explained: ArrayLike) -> Maps:
-        """Maps from an array, for metrics and overlays.
+        """Make Maps from an array, for metrics and overlays.
 
         Args:
             values, images, explained: "b h w"; the explained images "b c H W"; the class, one or "b".
@@ -319,7 +339,7 @@ class Maps:
 
     @staticmethod
     def concatenate(parts: Sequence[Maps]) -> Maps:
-        """The maps of several batches of a method as one.
+        """Join the maps of several batches of a method.
 
         Args:
             parts: at least one, of equal sizes.

@@ -95,7 +95,8 @@ def make_command(
 
 
 def parse_versions(text: str | None) -> list[int] | None:
-    """
+    """Parse versions and ranges of versions.
+
     >>> parse_versions("1-3,7")
     [1, 2, 3, 7]
     """

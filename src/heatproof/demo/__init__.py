@@ -1,6 +1,6 @@
-"""The full audit on made-up pictures, in a few minutes on a laptop and without a network connection.
+"""The full audit on generated images, in a few minutes on a laptop and without a network connection.
 
-    pictures    QR codes and hard negatives, with exact masks                       OUT/pictures
+    images    QR codes and hard negatives, with exact masks                       OUT/pictures
     trainings   a small CNN in two phases; the second phase twice, once harmful     OUT/training
     audit       the healthy network: every method, every family of metrics          OUT/audit
     twin        a copy that cheats: it looks at a tag; which methods show that?     OUT/twin
@@ -39,7 +39,7 @@ Steps = Callable[[str, int], AbstractContextManager[Any]]  # (stage, number of s
 
 
 class SilentProgress(Progress):
-    """A progress bar without the engine's remarks."""
+    """A progress bar without the log lines of the engine."""
 
     def say(self, text: str) -> None:
         pass
@@ -115,7 +115,7 @@ def run(
 
 
 def _train(out: Path, sizes: Sizes, seed: int, steps: Steps) -> tuple[dict[str, History], int]:
-    """Both trainings, and the number of their epochs in this call."""
+    """Run both trainings; return also the number of epochs trained by this call."""
     finished = 0
     with steps("training", sizes.first_epochs + 2 * sizes.second_epochs) as counter:
 
@@ -131,7 +131,7 @@ def _train(out: Path, sizes: Sizes, seed: int, steps: Steps) -> tuple[dict[str, 
 
 
 def _teach(out: Path, sizes: Sizes, seed: int, weights: str, steps: Steps) -> tuple[Twin, int]:
-    """The cheating twin, and the number of its epochs and inputs in this call."""
+    """Train the cheating twin; return also the numbers of epochs and inputs of this call."""
     taken = 0
     with steps("the cheating twin", 1) as counter:
 

@@ -87,7 +87,7 @@ class QRSet(NamedTuple):
     spots: np.ndarray  # "n", Spot: where and what
 
     def take(self, which: slice | np.ndarray) -> QRSet:
-        """Some of the images, with what belongs to them."""
+        """Select some of the images, with their labels and masks."""
         masks = {part: mask[which] for part, mask in self.masks.items()}
         return QRSet(self.pictures[which], self.labels[which], masks, self.kinds[which], self.spots[which])
 
@@ -99,10 +99,17 @@ def make_qr(
     seed: int = 0,
     **options: Any,
 ) -> QRSet:
-    """QR codes first, then negatives, kinds in turn; options are those of `make_codes`.
+    """Make images of QR codes, then images without one, whose kinds alternate.
 
-    >>> make_qr(1, 2, 64).kinds.tolist()
-    ['qr', 'checkerboard', 'clutter']
+    Args:
+        n_positive, n_negative: number of images with a code, and without.
+        size: side of an image in pixels, or height and width.
+        seed: of all random numbers.
+        options: those of `make_codes`.
+
+    Example:
+        >>> make_qr(1, 2, 64).kinds.tolist()
+        ['qr', 'checkerboard', 'clutter']
     """
     return make_codes("qr", n_positive, n_negative, size, seed, **options)
 
@@ -118,7 +125,7 @@ def make_codes(
     photos: str | Path | Sequence[Any] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> QRSet:
-    """Positives first, then negatives, kinds in turn.
+    """Make images with codes first, then negatives, whose kinds alternate.
 
     size: the side, or height and width. versions: those to draw from; else the symbol's usual ones as far as
     they fit. photos: a folder, or arrays "H W 3" uint8, for half of the backgrounds. progress: called with
@@ -219,7 +226,7 @@ def versions_that_fit(
 
 
 def check_folder(out: Path, overwrite: bool = False) -> None:
-    """Refuse a folder that is not empty, unless it holds an older set that may be replaced."""
+    """Raise InputError if a folder is not empty, unless it holds an older set that may be replaced."""
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file; name a folder")
     if out.exists() and any(out.iterdir()) and not (overwrite and (out / MANIFEST).is_file()):
@@ -285,11 +292,18 @@ def make_scenes(
     distractors: int = 1,
     photos: str | Path | Any = None,
 ) -> Scenes:
-    """Images of several codes among distractors.
+    """Make images with several codes and distractors, each in a cell of its own.
 
-    >>> made = make_scenes(1, 128)
-    >>> made.codes.shape, made.distractors.shape
-    ((1, 2, 128, 128), (1, 1, 128, 128))
+    Args:
+        count, size, seed: number of images, their side in pixels, and the seed of all random numbers.
+        symbol: the kind of code.
+        codes, distractors: number per image.
+        photos: photographs for the background, a folder or a source.
+
+    Example:
+        >>> scenes = make_scenes(1, 128)
+        >>> scenes.codes.shape, scenes.distractors.shape
+        ((1, 2, 128, 128), (1, 1, 128, 128))
     """
     if count < 0 or codes < 1 or distractors < 0:
         raise InputError(f"a scene has 1 code or more; got {count} scenes of {codes} and {distractors}")

@@ -1,4 +1,4 @@
-"""Kinds of sources by the name that a study gives them, and recognition of the kind from a path."""
+"""Kinds of sources by their names in a study, and recognition of the kind from a path."""
 
 from __future__ import annotations
 
@@ -42,18 +42,32 @@ SPLITS = {*HELD_OUT, "train", "training"}
 
 
 def source_options(kind: str) -> dict[str, Any]:
-    """Options of a kind of source with their defaults: its own, then the filters."""
+    """Options of a kind of source with their defaults: its own, then the filters of `select`.
+
+    Example:
+        >>> source_options("folder")["limit"] is None
+        True
+    """
     if kind not in SOURCES:
         raise UnknownNameError("kind of source", kind, SOURCES)
     return _options(SOURCES[kind]) | _options(select)
 
 
 def open_source(kind: str, path: Any, **options: Any) -> Source:
-    """The images of one kind of source, filtered.
+    """Open a dataset and filter its images.
 
-    kind: folder, csv, imagenet, npz, hf, dicom, dicom-series, nifti, arrays or memory.
-    path: a file or folder; for memory, the images.
-    options: those of the kind (see its open_ function) and the filters of `select`.
+    Args:
+        kind: folder, csv, imagenet, npz, hf, dicom, dicom-series, nifti, arrays or memory.
+        path: a file or folder; for memory, the images.
+        options: those of the kind (see its open_ function) and the filters of `select`.
+
+    Raises:
+        InputError: if the dataset cannot be read, an option is unknown, or no image is left.
+
+    Example:
+        >>> import numpy as np
+        >>> len(open_source("memory", np.zeros((9, 8, 8), np.uint8), limit=4))
+        4
     """
     known = source_options(kind)
     if isinstance(path, str | Path) and "\0" in str(path):

@@ -35,15 +35,26 @@ TRANSIENT = (
 
 
 class Failure(NamedTuple):
-    """An image that could not be used, and why."""
+    """An image that could not be used, with the reason.
+
+    Example:
+        >>> Failure("scan7.png", "the file is empty").reason
+        'the file is empty'
+    """
 
     id: str
     reason: str
-    transient: bool = False  # it may succeed when tried again: the file is missing now, or the disk failed
+    transient: bool = False  # whether a retry may succeed: the file is missing or the disk failed
 
 
 class Loaded(NamedTuple):
-    """A batch, and the images that are missing from it. Where all failed the batch holds no image."""
+    """A batch, and the images that failed. If all failed, the batch has no images.
+
+    Example:
+        >>> import torch
+        >>> len(Loaded(Batch(("a.png",), torch.rand(1, 3, 8, 8)), [Failure("b.png", "it is empty")]).failures)
+        1
+    """
 
     batch: Batch
     failures: list[Failure]
@@ -69,10 +80,20 @@ def batches(
     workers: int | None = None,
     fail_fast: bool = False,
 ) -> Generator[Loaded, None, None]:
-    """Model-ready batches of a source's images, each with its failures.
+    """Load model-ready batches of a source's images, each with its failures.
 
-    Every `batch_size` indices (all by default) make one batch, smaller by those that failed. workers: threads
-    that decode; one per CPU by default, 0 to decode in the caller. fail_fast: raise at the first failure.
+    Args:
+        source, preprocess: the images, and their preprocessing.
+        batch_size: number of indices per batch; a batch is smaller by the images that failed.
+        indices: of the images, in order; default: all.
+        workers: threads that decode; default: one per CPU; 0: decode in the calling thread.
+        fail_fast: raise at the first failure.
+
+    Example:
+        >>> from heatproof.images import open_source
+        >>> source = open_source("memory", np.zeros((3, 8, 8), np.uint8))
+        >>> [len(loaded.batch.ids) for loaded in batches(source, Preprocess((4, 4), 4), 2, workers=0)]
+        [2, 1]
     """
     chosen = list(range(len(source)) if indices is None else indices)
     if batch_size < 1:
@@ -94,7 +115,7 @@ def available_cpus() -> int:
 
 
 def batches_ahead(batch_size: int, workers: int) -> int:
-    """Batches in progress at a time: one to finish, and enough behind it to keep every worker busy."""
+    """Number of batches in progress: one to finish, and enough after it to keep every worker busy."""
     return 1 + -(-2 * workers // batch_size)
 
 
@@ -202,7 +223,7 @@ def _truth(source: Source, known: Sequence[Known], images: Tensor) -> Truth:
 
 
 def entries(batch: Batch, chosen: Tensor, names: Sequence[str]) -> tuple[Batch, Tensor]:
-    """The chosen findings, "b k" bool, each as an image of its own, and "n", the finding of each.
+    """The chosen labels, "b k" bool, each as an image of its own, and "n", the label of each.
 
     An entry has the boxes and masks of its finding, and its label where the image has it, else -1.
     """

@@ -38,7 +38,12 @@ TOLERANCE = 1  # pixels past an edge: tools that count edges, or pixels from 1, 
 
 @dataclass(frozen=True)
 class Sample:
-    """What is known about an image without decoding it."""
+    """What is known about an image before it is decoded: name, label, annotations.
+
+    Example:
+        >>> Sample("a.png", label=1, boxes=((0, 0, 5, 5),)).objects
+        1
+    """
 
     id: str
     label: int | None = None
@@ -52,7 +57,7 @@ class Sample:
 
     @property
     def stated(self) -> tuple[int, ...]:
-        """Its classes: the label, the findings, or none."""
+        """Classes of the sample: the label, the multi-label findings, or none."""
         return (self.findings or ()) if self.label is None else (self.label,)
 
     @property
@@ -62,7 +67,15 @@ class Sample:
 
 @dataclass(frozen=True)
 class Source:
-    """Samples in a fixed order, the names of their classes, and how to read a sample."""
+    """A dataset: samples in a fixed order, class names, and a function that reads a sample.
+
+    Example:
+        >>> import numpy as np
+        >>> from heatproof.images import open_source
+        >>> source = open_source("memory", np.zeros((3, 8, 8), np.uint8), labels=[0, 1, 1])
+        >>> len(source), source.sample(1).label, source.open(1).size
+        (3, 1, (8, 8))
+    """
 
     samples: tuple[Sample, ...]
     classes: tuple[str, ...]
@@ -131,7 +144,7 @@ class Source:
 
     @cached_property
     def hash(self) -> str:
-        """Changes when samples, labels, boxes, masks or class names do.
+        """Hash of samples, labels, boxes, masks and class names.
 
         It reads no pixels: an image file counts by its name and its size in bytes, so that replacing it by
         another of the same size goes unnoticed. Times are left out: a copy has the same hash.
@@ -207,12 +220,26 @@ def select(
     growing: bool = False,
     seed: int = 0,
 ) -> Source:
-    """Filters, then a random subset, in the source's order. Labels and class names stay as they are.
+    """Filter the images of a source, then draw a random subset, in the source's order.
 
-    single_object: exactly one box, of whatever class. box_share: the boxes cover a share of the image in
-    these bounds. classes: names or numbers. limit: at most so many, drawn with `seed`; `stratified` keeps the
-    proportions of the classes. A larger limit adds images to those of a smaller one, up to rounding.
-    growing: in random order, so that a larger limit adds them at the end.
+    A larger limit adds images to those of a smaller one, up to rounding; labels do not change.
+
+    Args:
+        source: the images.
+        single_object: keep images with exactly one box, of any class.
+        box_share: keep images whose boxes cover a share of the image within these bounds.
+        classes: names or numbers of the classes to keep.
+        limit: largest number of images, drawn with `seed`.
+        stratified: keep the proportions of the classes.
+        growing: return images in random order, so that a larger limit adds them at the end.
+        seed: of the draw.
+
+    Example:
+        >>> import numpy as np
+        >>> from heatproof.images import open_source
+        >>> source = open_source("memory", np.zeros((4, 8, 8), np.uint8), labels=[0, 0, 1, 1])
+        >>> [sample.label for sample in select(source, limit=2).samples]
+        [0, 1]
     """
     chosen = list(enumerate(source.samples))
     left = [f"{len(chosen)} in the source"]

@@ -1,13 +1,13 @@
-"""Do methods agree on an image, and do metrics agree on the methods? (The "disagreement problem".)
+"""Agreement of methods on images, and of metrics on methods (the "disagreement problem").
 
 Between methods, for every image and pair of maps at image size:
 
     spearman  rank correlation of the pixels, ties with their mean rank
     ssim      structural similarity (local5)
-    overlap   |P_a & P_b| / max(|P_a|, |P_b|), P the floor(K H W) largest pixels, as localise keeps them
+    overlap   |P_a & P_b| / max(|P_a|, |P_b|), P the floor(K H W) largest pixels, as in localise
 
-Between metrics: Spearman and Kendall (tau-b) of the order in which two metrics put the methods, after turning
-those for which less is better around, so that 1 always means the same order of merit.
+Between metrics: Spearman and Kendall (tau-b) of the rankings of methods by two metrics. Metrics for which
+lower is better are negated, so that 1 always means the same ranking.
 
 Cite: krishna2022disagreement, of whose measures rank correlation and feature agreement (overlap) are taken,
 with pixels for features; SSIM is added. A constant map has no order and counts as undefined.
@@ -50,7 +50,7 @@ class Correlation(NamedTuple):
 
     @property
     def r(self) -> float:
-        """The same, as Pearson's correlation is called."""
+        """The coefficient, under the name of Pearson's correlation."""
         return self.rho
 
 
@@ -77,6 +77,10 @@ def rank_correlation(x: ArrayLike, y: ArrayLike, names: tuple[str, str] = ("x", 
     Args:
         x, y: numbers in pairs; pairs with a NaN are left out of n.
         names: what reasons and errors call them.
+
+    Example:
+        >>> round(rank_correlation([1, 2, 3, 4], [1, 4, 9, 16]).rho, 2)
+        1.0
     """
     first, second = as_numbers(x), as_numbers(y)
     same_length(**dict(zip(names, (first, second), strict=True)))
@@ -115,6 +119,11 @@ def map_similarity(before: Maps | ArrayLike, after: Maps | ArrayLike) -> PerImag
 
     Returns:
         ssim and spearman, each "b"; NaN with the reason where one of the Maps is not finite.
+
+    Example:
+        >>> ramp = torch.arange(64.0).view(1, 8, 8)
+        >>> map_similarity(ramp, ramp**2)["spearman"]
+        tensor([1.])
     """
     lost = [~finite(maps) for maps in (before, after) if isinstance(maps, Maps)]
     before, after = (blanked(maps) if isinstance(maps, Maps) else maps for maps in (before, after))
@@ -141,12 +150,12 @@ def method_agreement(maps: Mapping[str, Maps | ArrayLike], *, budget: float = 0.
     Returns:
         spearman, ssim and overlap: each a matrix of the means over images, read as
         result.spearman["a", "b"], with `labels`, `values` and `n` (images) "m m" and `reasons` by pair; and
-        images: the same by image, means over pairs.
+        `images`, the means over pairs of each image.
 
     Example:
         >>> ramp = torch.arange(64.0).view(1, 8, 8)
-        >>> found = method_agreement({"up": ramp, "same": 2 * ramp, "down": 64 - ramp})
-        >>> round(found.spearman["up", "same"], 3), round(found.spearman["up", "down"], 3)
+        >>> scores = method_agreement({"up": ramp, "same": 2 * ramp, "down": 64 - ramp})
+        >>> round(scores.spearman["up", "same"], 3), round(scores.spearman["up", "down"], 3)
         (1.0, -1.0)
     """
     if len(maps) < 2:
@@ -170,7 +179,7 @@ def method_agreement(maps: Mapping[str, Maps | ArrayLike], *, budget: float = 0.
 
 
 def _without_ssim(size: tuple[int, ...], like: Tensor) -> list[Cause]:
-    """Why volumes have no SSIM; nothing for pictures."""
+    """Why volumes have no SSIM; empty for 2D images."""
     return [Cause(NO_SSIM, torch.ones_like(like), ("ssim",))] if len(size) > 2 else []
 
 

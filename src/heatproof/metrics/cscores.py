@@ -1,4 +1,4 @@
-"""C-Score: do the maps of one class look at the same place? (elangovan2026cscore)
+"""C-Score: similarity of the maps of correctly classified images of one class (elangovan2026cscore).
 
     sIoU(a, b) = sum min(a, b) / sum max(a, b)            both maps all zero: 0
     w_i = p_i / sum p                                     confidence weights over the gold list
@@ -66,7 +66,7 @@ Z95 = 1.959964
 # can exceed about 2e-6. A GPU sums as a tree and wants longer rows.
 CPU_BLOCK, GPU_BLOCK = 512, 4096
 PAIRS_AT_ONCE = 128  # bounds the memory of the sampled mode
-TEMPERATURES = (0.05, 20.0)  # a model that is never wrong would want 0
+TEMPERATURES = (0.05, 20.0)  # a model without errors would have temperature 0
 BELOW_ONE = 1 - 2.0**-24  # the largest single below 1: a probability of 1 is one that was rounded
 
 
@@ -93,7 +93,7 @@ class _EmphasisedRows:
         return pixels
 
     def degenerate(self) -> float:
-        """Share of maps in which nothing stands out."""
+        """Share of constant maps."""
         return float(constant(self.values).double().mean())
 
 
@@ -101,11 +101,12 @@ def soft_iou(a: Maps | ArrayLike, b: Maps | ArrayLike) -> Tensor:
     """Soft IoU of maps "h w" -> scalar, or of pairs "b h w" or "b d h w" -> "b".
 
     Args:
-        a, b: Maps, which are normalised at image size first, or tensors, which are taken as they are and must
-            not be negative.
+        a, b: Maps, which are normalised at image size first, or tensors, used unchanged, which must not
+            be negative.
 
-    >>> soft_iou([[1.0, 0.5], [0.0, 0.0]], [[1.0, 0.0], [0.5, 0.0]]).item()
-    0.5
+    Example:
+        >>> soft_iou([[1.0, 0.5], [0.0, 0.0]], [[1.0, 0.0], [0.5, 0.0]]).item()
+        0.5
     """
     x, y = (pixel_maps(m) if isinstance(m, Maps) else as_tensor(m) for m in (a, b))
     if x.shape != y.shape or x.ndim not in (2, 3, 4):
@@ -122,7 +123,7 @@ def cscore(
     maps: Maps | ArrayLike, confidence: ArrayLike, alpha: float = 2.0, *, exact_up_to: int = EXACT_UP_TO,
     half_width: float = HALF_WIDTH, resamples: int = 1000, seed: int = 0,
 ) -> PerClass:  # fmt: skip
-    """C-Score of the maps of one gold list, weighted by the confidence in each image; see cscore_by_class.
+    """C-Score of the maps of one gold list, weighted by the confidence in each image.
 
     Args:
         maps: of images of one class; Maps, or "b h w".
@@ -147,7 +148,7 @@ def cscore(
 def _in_a_run(
     function: Callable[..., PerClass], context: CheckpointContext, options: Mapping[str, Any]
 ) -> PerClass:
-    """Make the list of an anchor, which options name, from the probabilities at that checkpoint."""
+    """Make the gold list of the anchor checkpoint, if an option names one, from its probabilities."""
     given = dict(options)
     if context.every is not None:  # images without a label decide its adaptive threshold too
         given["tau"] = thresholds(*context.every, given.get("tau", context.limits or 0.5)).tolist()
@@ -162,7 +163,7 @@ def _in_a_run(
 @metric(
     "cscore", needs=("maps", "labels", "probabilities"), level="class", higher_is_better=True, bounds=(0, 1),
     cite="elangovan2026cscore", title="C-Score: alike within a class", family="Consistency", own_class=True,
-    volumes=True, call=_in_a_run, floors=(),  # a map that ignores the network is perfectly alike
+    volumes=True, call=_in_a_run, floors=(),  # control maps are no reference: they never change
 )  # fmt: skip
 def cscore_by_class(
     maps: Maps | ArrayLike, labels: ArrayLike, probs: ArrayLike, tau: Tau = 0.5, alpha: float = 2.0, *,
@@ -170,7 +171,7 @@ def cscore_by_class(
     temperature: float | None = None, exact_up_to: int = EXACT_UP_TO, half_width: float = HALF_WIDTH,
     resamples: int = 1000, seed: int = 0,
 ) -> PerClass:  # fmt: skip
-    """C-Score per class and overall: how alike the maps of correctly classified images of a class are.
+    """C-Score per class and overall: similarity of the maps of correctly classified images of a class.
 
     Args:
         maps: of all images; map i explains the own label of image i. An image with several findings is there
@@ -186,8 +187,8 @@ def cscore_by_class(
 
     Example:
         >>> maps = torch.eye(4).view(4, 2, 2)[[0, 0, 1, 2]]
-        >>> found = cscore_by_class(maps, labels=[0, 0, 1, 1], probs=[0.1, 0.2, 0.9, 0.9])
-        >>> found.value, found.classes[0].value, found.classes[1].value
+        >>> scores = cscore_by_class(maps, labels=[0, 0, 1, 1], probs=[0.1, 0.2, 0.9, 0.9])
+        >>> scores.value, scores.classes[0].value, scores.classes[1].value
         (0.5, 1.0, 0.0)
     """
     rows = _rows(maps, alpha)
@@ -213,14 +214,15 @@ def cscore_by_class(
 
 
 def global_cscore(values: ArrayLike, sizes: ArrayLike) -> float:
-    """The mean of class scores weighted by gold-list size; NaN where nothing is left.
+    """Mean of class scores weighted by gold-list size; NaN if no class has a score.
 
     Args:
         values: a score per class; NaNs are left out.
         sizes: of the gold lists.
 
-    >>> round(global_cscore([0.664, 0.014], [313, 798]), 3)
-    0.197
+    Example:
+        >>> round(global_cscore([0.664, 0.014], [313, 798]), 3)
+        0.197
     """
     same_length(values=values, sizes=sizes)
     scores, weights = (np.asarray(v, dtype=np.float64) for v in (values, sizes))
@@ -257,7 +259,7 @@ def _score(
     rows: _EmphasisedRows, p: Tensor, exact_up_to: int, half_width: float, resamples: int,
     seed: tuple[int, ...],
 ) -> tuple[PerClass, np.ndarray]:  # fmt: skip
-    """The score, and the draws behind its interval, from which the overall interval is computed."""
+    """The score, and its bootstrap draws, from which the overall interval is computed."""
     n = len(rows)
     none = np.full(resamples, NAN)
     if n == 0:
@@ -281,7 +283,7 @@ def _score(
 
 
 def _bootstrap(matrix: Tensor, p: Tensor, resamples: int, seed: tuple[int, ...]) -> np.ndarray:
-    """C* of every resample; NaN where a resample holds one image only."""
+    """C* of every resample; NaN for a resample of one image only."""
     n = len(p)
     drawn = resample(n, resamples, seed) + n * np.arange(resamples)[:, None]
     counts = np.bincount(drawn.ravel(), minlength=resamples * n).reshape(resamples, n)
@@ -357,7 +359,7 @@ def _l1_pairs(pixels: Tensor, block: int | None) -> Tensor:
 
 
 def iou_from_distance(mass: Tensor, distance: Tensor) -> Tensor:
-    """Soft IoU from the sum of both masses and the L1 distance; two empty maps share nothing: 0."""
+    """Soft IoU from the sum of both masses and the L1 distance; 0 for two empty maps."""
     return torch.where(mass > 0, (mass - distance) / (mass + distance), 0.0).clamp(0, 1)
 
 
@@ -392,8 +394,8 @@ def sampled_mean(
     pairs = min(max(math.ceil(wanted), PILOT_PAIRS), max_pairs)
     scores = _draw(rows, weights, pairs, rng)
     error = Z95 * scores.std(ddof=1) / math.sqrt(pairs)
-    # What happens in under 3 / pairs of the draws is missed altogether with a chance of 5 % or more,
-    # so that no sample, however uniform, says more than that about a mean of numbers in [0, 1].
+    # Events in under 3 / pairs of the draws are missed with a probability of 5 % or more,
+    # so that no sample bounds a mean of numbers in [0, 1] more tightly.
     return Sampled(float(scores.mean()), float(max(error, 3 / pairs)), pairs)
 
 
@@ -413,23 +415,24 @@ def _draw(
 
 
 def gold_list(labels: ArrayLike, probs: ArrayLike, tau: Tau = 0.5) -> Tensor:
-    """ "b" bool: images whose own class has a probability of at least tau.
+    """Select the gold list, "b" bool: images whose own class has a probability of at least tau.
 
     Args:
-        labels: "b", the true classes; "b k" of 0 and 1 where an image may have several findings: then "b k"
-            is given back, a list for each finding.
+        labels: "b", the true classes; "b k" of 0 and 1 for multi-label images: the result is then "b k", a
+            list per label.
         probs: "b k", or "b" of class 1.
         tau: a probability, one for each class, or "adaptive": each class is predicted as often as it occurs.
 
-    >>> gold_list([0, 0, 1, 1], [0.2, 0.7, 0.5, 0.4]).tolist()
-    [True, False, True, False]
+    Example:
+        >>> gold_list([0, 0, 1, 1], [0.2, 0.7, 0.5, 0.4]).tolist()
+        [True, False, True, False]
     """
     listed = torch.from_numpy(gold_mask(labels, probs, tau))
     return listed.to(probs.device) if isinstance(probs, torch.Tensor) else listed
 
 
 def temperature(labels: ArrayLike, probs: ArrayLike) -> float:
-    """The temperature that makes the probabilities fit the labels best; above 1 where they are too sure."""
+    """Temperature with the least negative log-likelihood; above 1 for overconfident probabilities."""
     p, y = _of_one_class(labels, probs)
     if len(y) == 0:
         return 1.0
@@ -452,7 +455,7 @@ def calibrate(probs: ArrayLike, t: float) -> Tensor:
 def confidence_weights(
     labels: ArrayLike, probs: ArrayLike, kind: Weights = "confidence", t: float | None = None
 ) -> Tensor:
-    """ "b": what the confidence in each image counts; "b k" where labels are a table, for each finding.
+    """ "b": the weight of each image; "b k" for multi-label images, per label.
 
     Args:
         labels, probs: as for gold_list.

@@ -1,4 +1,4 @@
-"""Gold lists: which images of a class count for its C-Score, and how much confidence each brings.
+"""Gold lists: the images of a class that count for its C-Score, and their confidence weights.
 
     G(c) = {i : y_i = c and p_i(c) >= tau},  tau = 0.5, made anew at every checkpoint
 
@@ -44,7 +44,7 @@ Tau = float | Literal["adaptive"] | Sequence[float]  # a sequence: one for each 
 
 @dataclass(frozen=True)
 class ListRule:
-    """Which images count, and how much: what a study, a run and a monitor may be told about gold lists.
+    """Options of gold lists in studies, runs and monitors: threshold, weights and anchor.
 
     >>> ListRule("adaptive", "calibrated").text
     "cscore(tau='adaptive', weights='calibrated')"
@@ -61,7 +61,7 @@ class ListRule:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Those that are not the default, as cscore takes them."""
+        """Options that differ from the default, as arguments of cscore."""
         plain = {"tau": 0.5, "weights": "confidence", "anchor": None}
         return {name: getattr(self, name) for name in plain if getattr(self, name) != plain[name]}
 
@@ -72,7 +72,7 @@ class ListRule:
 
 
 def checked_tau(tau: Any) -> Tau:
-    """A probability, one for each class, or "adaptive"; else an error."""
+    """Check tau: a probability, one for each class, or "adaptive"."""
     if isinstance(tau, str) and tau == "adaptive":
         return "adaptive"
     if isinstance(tau, (list, tuple)) and tau:
@@ -91,7 +91,7 @@ def class_probabilities(probs: ArrayLike) -> np.ndarray:
         p = p[:, None]
     if p.ndim != 2 or p.shape[1] == 0:
         raise InputError(f"probabilities must be 'b k', or 'b' for one-logit models; got {p.shape}")
-    # Asked this way round, NaN does not pass either.
+    # Written as "not all within", so that NaN fails too.
     if not ((p >= 0) & (p <= 1)).all():
         raise InputError("probabilities must lie in [0, 1]; pass softmax or sigmoid outputs, not logits")
     return np.concatenate([1 - p, p], axis=1) if p.shape[1] == 1 else p

@@ -1,4 +1,4 @@
-"""Does the map point at the object, when every method may mark the same number of pixels?
+"""Localisation: whether maps point at the object, if every method may mark the same number of pixels.
 
 Each map keeps its floor(K H W) largest pixels (K = 0.2 keeps 10,035 of 224x224). With P the kept pixels and A
 the truth:
@@ -82,6 +82,11 @@ def localise(
 
     Returns:
         mask_iou, box_iou, inside, pointing, reachable and filled, each "b".
+
+    Example:
+        >>> scores = localise([[[0.9, 0.1], [0.2, 0.0]]], boxes=[[0, 0, 1, 0]], budget=0.25)
+        >>> scores["mask_iou"].tolist(), scores["pointing"].tolist()
+        ([0.5], [1.0])
     """
 
     def compute() -> PerImage:
@@ -136,7 +141,7 @@ def inside(
     maps: Maps | ArrayLike, boxes: ArrayLike | None = None, masks: ArrayLike | None = None,
     budget: float = 0.2, *, known: Known | None = None,
 ) -> PerImage:  # fmt: skip
-    """Share of the pixels that the map keeps that lie on the object.
+    """Share of the budget's pixels that lie on the object.
 
     Args:
         maps, boxes, masks, budget, known: as for localise.
@@ -216,7 +221,7 @@ def filled(
 
 
 def name_losses(scores: PerImage, lost: Sequence[Sequence[str]]) -> PerImage:
-    """The same scores, with the reasons why boxes of an image are gone. lost: as in Truth."""
+    """The same scores, with the reasons why boxes of an image were lost. lost: as in Truth."""
     missing = scores.causes[0]
     place = torch.arange(len(missing.where), device=missing.where.device)
     gone = [
@@ -236,6 +241,10 @@ def localise_curve(
     Args:
         maps, boxes, masks: as for localise.
         budgets: shares of the pixels.
+
+    Example:
+        >>> localise_curve([[[0.9, 0.1], [0.2, 0.0]]], boxes=[[0, 0, 1, 0]], budgets=(0.25, 0.5))["mask_iou"]
+        tensor([[0.5000, 0.3333]])
     """
     curves, _, causes = _localise(maps, boxes, masks, budgets)
     return PerImage(curves, causes)
@@ -337,7 +346,7 @@ def mask_overlap(first: Tensor, second: Tensor) -> Tensor:
 def _truth(
     corners: Tensor | None, objects: Tensor | None, size: tuple[int, ...]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Where the object is: the region of the boxes, the target of mask_iou, the boxes "b m 4" themselves."""
+    """The object: the region of the boxes, the target of mask_iou, the boxes "b m 4" themselves."""
     if corners is None:
         assert objects is not None
         return objects, objects, _tight(objects)[:, None]
@@ -430,10 +439,11 @@ def macro_mean(values: ArrayLike, classes: ArrayLike | Sequence[Hashable]) -> Pe
         classes: of the images, numbers or names.
 
     Returns:
-        The mean (NaN where no value is defined), the means and n by class, and `undefined`, the NaNs.
+        The mean (NaN if no value is defined), the means and n by class, and `undefined`, the number of NaNs.
 
-    >>> macro_mean([1.0, 1.0, 1.0, 0.0], ["cat", "cat", "cat", "dog"]).value
-    0.5
+    Example:
+        >>> macro_mean([1.0, 1.0, 1.0, 0.0], ["cat", "cat", "cat", "dog"]).value
+        0.5
     """
     scores = as_numbers(values)
     given: Any = classes.tolist() if isinstance(classes, Tensor | np.ndarray) else classes

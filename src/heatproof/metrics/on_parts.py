@@ -1,4 +1,4 @@
-"""Does the map's mass lie on the parts that make the concept, and off everything else?
+"""Mass of maps on the parts of a concept, such as the patterns of a QR code, and effects of occluding them.
 
 With C~ the map in [0, 1], S = sum C~, masks M_p of the parts, M_B of the region that holds them (eq. 3-9):
 
@@ -25,13 +25,13 @@ Where the paper leaves room or errs:
 D is scipy's Euclidean distance transform, the field's own and exact. It is slow beside everything else here,
 and masks repeat (every method is scored on the same images), so each distinct mask is transformed once.
 
-occlusion_drop: does the model need the part that the map marks? Its pixels are replaced by a baseline of
+occlusion_drop: whether the model needs the part that the map marks. Its pixels are replaced by a baseline of
 insertion and deletion (by default a Gaussian blur of sigma 10; the paper does not say with what it occludes):
     drop = z(x) - z(x with the part's pixels replaced)
 A map is right about the part where its mass on it (FMR, TMR) goes with that drop: Spearman's rho over images.
 Class 0 of a one-logit model is read as -z. A mask without a pixel occludes nothing: NaN, with a reason.
 
-bl_slope, aurc: how do scores hold up as the image gets worse? For a metric m at severities s of a distortion:
+bl_slope, aurc: changes of scores under distortion. For a metric m at severities s of a distortion:
     slope = least-squares slope of m on s,   aurc = trapezoid of m(s) / m(0) over s (1: it does not move)
 Both are averaged over the distortions. The paper does not say how either is computed; these are the plain
 readings. A curve with an undefined point is left out and `n` counts the rest; m(0) = 0 is undefined.
@@ -103,6 +103,12 @@ def part_occlusion(
 
     Returns:
         drop, or drop_<part> of each part.
+
+    Example:
+        >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2))
+        >>> masks = {"left": torch.eye(4), "right": torch.eye(4).flip(1)}
+        >>> list(part_occlusion(masks, 0, model=network, images=torch.rand(1, 3, 4, 4)))
+        ['drop_left', 'drop_right']
     """
     model = as_model(model)
     whole = at_least_float(model.check_images(images).to(model.device))
@@ -196,7 +202,7 @@ def _in_a_run(
         method: function(maps, *parts, known=context.cache("structure", method), **options)
         for method, maps in context.maps.items()
     }
-    # The shares of an empty mask are numbers (0 and 1), but say nothing about a map: means leave them out.
+    # The shares of an empty mask are 0 and 1 for every map, so means leave them out.
     return {method: PerImage(own, [nothing, *own.causes]) for method, own in scores.items()}
 
 
@@ -390,6 +396,11 @@ def structure(
 
     Returns:
         fmr, tmr, bl, auc_f, auc_t, auc_bg, dts and score, each "b".
+
+    Example:
+        >>> scores = structure([[[3.0, 1.0], [0, 0]]], [[1, 0], [0, 0]], [[0, 1], [0, 0]], [[1, 1], [0, 0]])
+        >>> scores["fmr"], scores["tmr"], scores["bl"]
+        (tensor([0.7500]), tensor([0.2500]), tensor([0.]))
     """
     if variant not in TERMS:
         raise InputError(
@@ -436,6 +447,10 @@ def structure_parts(
 
     Returns:
         mass_<part> and coverage_<part> of each, leakage, coverage_outside and distance, each "b".
+
+    Example:
+        >>> structure_parts([[[3.0, 1.0], [0, 0]]], {"lung": [[1, 0], [0, 0]]})["mass_lung"]
+        tensor([0.7500])
     """
     if not parts:
         raise InputError("parts is empty; pass at least one mask, such as {'lung': mask}")
@@ -548,7 +563,7 @@ def bl_slope(values: ArrayLike, severities: ArrayLike) -> PerImage:
     family="Robustness", floors=(),
 )  # fmt: skip
 def aurc(values: ArrayLike, severities: ArrayLike) -> PerImage:
-    """How much of a metric is left under distortion: area under its curve, as a share of the start.
+    """Share of a metric that remains under distortion: area under its curve, relative to the start.
 
     Args:
         values, severities: as for bl_slope; one severity is 0.

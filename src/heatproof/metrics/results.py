@@ -17,7 +17,7 @@ Interval = tuple[float, float]
 
 
 class Cause(NamedTuple):
-    """Why scores are undefined, and for which images (a "b" bool); without names it holds for every score."""
+    """A reason why scores are undefined, with a "b" mask of the images; without names, for every score."""
 
     sentence: str
     where: Tensor
@@ -27,10 +27,15 @@ class Cause(NamedTuple):
 class PerImage(dict[str, "Tensor"]):
     """Scores by name, each "b" (or "b k"), NaN where undefined; `reasons(name)` explains the NaNs.
 
-    >>> import torch
-    >>> scores = PerImage({"x": torch.ones(2)}, [Cause("no box", torch.tensor([False, True]))])
-    >>> scores["x"].tolist(), scores.reasons("x")
-    ([1.0, nan], ['', 'no box'])
+    Args:
+        values: by name.
+        causes: masks of images whose scores are undefined, each with a sentence and optional names of scores.
+
+    Example:
+        >>> import torch
+        >>> scores = PerImage({"x": torch.ones(2)}, [Cause("no box", torch.tensor([False, True]))])
+        >>> scores["x"].tolist(), scores.reasons("x")
+        ([1.0, nan], ['', 'no box'])
     """
 
     def __init__(self, values: Mapping[str, Tensor], causes: Sequence[Cause] = ()) -> None:
@@ -50,7 +55,7 @@ class PerImage(dict[str, "Tensor"]):
         return sentences
 
     def only(self, *names: str) -> PerImage:
-        """Some of the scores, with their causes."""
+        """Select some of the scores, with their causes."""
         return PerImage({name: self[name] for name in names}, self.causes)
 
     def _causes_of(self, name: str) -> list[Cause]:
@@ -59,7 +64,7 @@ class PerImage(dict[str, "Tensor"]):
 
 @dataclass(frozen=True)
 class _WithParts:
-    """Makes entries of `parts` readable as attributes."""
+    """Makes entries of `parts` available as attributes."""
 
     def __getattr__(self, name: str) -> Any:
         parts = self.__dict__.get("parts", {})
@@ -80,6 +85,11 @@ class PerClass(_WithParts):
         reason: why the value is undefined, or what was left out.
         classes: by class: a number, or a PerClass.
         parts: further values by name, readable as attributes. A run stores those that are floats.
+
+    Example:
+        >>> score = PerClass(0.75, n=4, interval=(0.5, 0.9), classes={0: 0.5, 1: 1.0})
+        >>> score[1], score.above
+        (1.0, True)
     """
 
     value: float = NAN
@@ -123,6 +133,13 @@ class Curve(_WithParts):
         values: by name, each "b n", one column per point.
         summary: computes one number per image from the curve.
         parts: further values by name, readable as attributes, as are the values.
+
+    Example:
+        >>> import torch
+        >>> mean = lambda curve: PerImage({"area": curve.values["insertion"].mean(1)})
+        >>> curve = Curve([0.0, 0.5, 1.0], {"insertion": torch.tensor([[0.0, 0.5, 1.0]])}, mean)
+        >>> curve.scores["area"]
+        tensor([0.5000])
     """
 
     x: Sequence[Any]

@@ -1,4 +1,4 @@
-"""COSE: a map should stay when the prediction stays, and change when the prediction changes.
+"""COSE: maps should stay if the prediction stays, and change if the prediction changes.
 
     consistency = mean SSIM over pairs with the same prediction          (eq. 4)
     sensitivity = mean 1 - SSIM over pairs with another prediction       (eq. 7)
@@ -41,7 +41,7 @@ from heatproof.types import ArrayLike, Maps, upsample
 
 AT_ONCE = 64  # maps at the image's size in memory
 
-# A map that ignores the network is perfectly alike, so floors say nothing here.
+# Maps that ignore the network are perfectly similar, so control maps are no reference.
 _metric = partial(
     metric, needs=("ssim",), level="checkpoint", higher_is_better=True, cite="daroya2023cose",
     family="Consistency and sensitivity", floors=(),
@@ -68,8 +68,8 @@ def cose(
         numbers of pairs (n_same, n_changed, n_undefined) as attributes.
 
     Example:
-        >>> found = cose(same=[0.9, 0.7], changed=[0.2, 0.4])
-        >>> round(found.consistency, 3), round(found.sensitivity, 3), round(found.value, 2)
+        >>> scores = cose(same=[0.9, 0.7], changed=[0.2, 0.4])
+        >>> round(scores.consistency, 3), round(scores.sensitivity, 3), round(scores.value, 2)
         (0.8, 0.7, 74.67)
     """
     alike, distance = _ssims(same, "same"), 1 - _ssims(changed, "changed")
@@ -100,7 +100,7 @@ def cose(
 def consistency(
     same: ArrayLike, images: Sequence[Hashable] | None = None, *, resamples: int = 1000, seed: int = 0
 ) -> PerClass:
-    """How alike (SSIM) maps stay where the prediction stays.
+    """Similarity (SSIM) of maps over pairs with the same prediction.
 
     Args:
         same: SSIMs of the pairs whose prediction stays.
@@ -122,7 +122,7 @@ def consistency(
 def sensitivity(
     changed: ArrayLike, images: Sequence[Hashable] | None = None, *, resamples: int = 1000, seed: int = 0
 ) -> PerClass:
-    """How far (1 - SSIM) maps change where the prediction changes.
+    """Dissimilarity (1 - SSIM) of maps over pairs with different predictions.
 
     Args:
         changed: SSIMs of the pairs whose prediction changes.
@@ -155,6 +155,11 @@ def cose_split(
 
     Returns:
         Results of cose by group, in order of first appearance.
+
+    Example:
+        >>> scores = cose_split([0.9, 0.2, 0.7, 0.4], [1, 0, 1, 0], ["flip", "flip", "blur", "blur"])
+        >>> {group: round(score.value, 1) for group, score in scores.items()}
+        {'flip': 84.7, 'blur': 64.6}
     """
     values, stayed = _ssims(ssims, "ssims"), as_numbers(same).astype(bool)
     same_length(ssims=values, same=stayed, groups=groups, images=images)
@@ -169,10 +174,14 @@ def cose_split(
 
 
 def overall(values: ArrayLike, variants: ArrayLike) -> float:
-    """Mean of scores per (data set, model), weighted by the number of model variants; NaN is left out.
+    """Mean of scores per (dataset, model), weighted by the number of model variants; NaN is left out.
 
     Args:
         values, variants: one of each for every data set and model.
+
+    Example:
+        >>> round(overall([0.5, 0.8, float("nan")], [1, 2, 5]), 2)
+        0.7
     """
     scores, weights = as_numbers(values), as_numbers(variants)
     same_length(values=scores, variants=weights)
@@ -185,6 +194,10 @@ def ssim_to_final(ssims: ArrayLike, accuracies: ArrayLike) -> Correlation:
 
     Args:
         ssims, accuracies: one of each per checkpoint.
+
+    Example:
+        >>> round(ssim_to_final([0.2, 0.5, 0.8], [0.6, 0.7, 0.8]).r, 2)
+        1.0
     """
     x, y = as_numbers(ssims), as_numbers(accuracies)
     same_length(ssims=x, accuracies=y)
@@ -196,12 +209,16 @@ def ssim_to_final(ssims: ArrayLike, accuracies: ArrayLike) -> Correlation:
 
 
 def cose_map(signed: ArrayLike) -> Tensor:
-    """Signed maps -> "b h w" in [0, 1], as COSE compares them.
+    """Prepare signed maps for COSE: "b h w" in [0, 1].
 
     Sum of |.| over channels, minus its minimum, clipped at its 99th percentile, which becomes 1.
 
     Args:
         signed: maps "b h w", or gradients "b c h w".
+
+    Example:
+        >>> cose_map([[[-4.0, 0.0], [1.0, 0.0]]]).shape
+        torch.Size([1, 2, 2])
     """
     values = as_tensor(signed).detach()
     if values.ndim not in (3, 4) or 0 in values.shape[1:]:
@@ -230,7 +247,7 @@ def _ssims(values: ArrayLike, name: str) -> np.ndarray:
 
 
 def harmonic(c: Any, s: Any) -> np.ndarray:
-    """COSE in % of both halves; 0 where they cancel, NaN where one is."""
+    """COSE in % from both halves; 0 if they cancel, NaN if one is NaN."""
     c, s = np.asarray(c, np.float64), np.asarray(s, np.float64)
     positive = c + s > 0
     mean = 200 * c * s / np.where(positive, c + s, 1)
@@ -297,7 +314,7 @@ def comparable(maps: Maps) -> Tensor:
 def alike(
     first: Tensor, second: Tensor, mask: Tensor | None = None, similarity: str = "local5"
 ) -> tuple[Tensor, Tensor]:
-    """SSIM of maps "n H W" and, where it is NaN, which of `similarity.REASONS`; all stays on the device.
+    """SSIM of maps "n H W" and, if NaN, the index of its reason in `similarity.REASONS`; on the maps' device.
 
     similarity: "local5" or "eq2" of SSIM, or "pearson". The authors' code has windows, the paper prints
     eq. 2, its supplement has Pearson's r.

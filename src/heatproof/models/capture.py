@@ -1,9 +1,9 @@
-"""The one shared pass: logits, activations and gradients for every method at once.
+"""The shared pass: logits, activations and gradients for all methods from one forward and one backward.
 
-Parameters are frozen for the duration, so nothing before the first needed layer builds a graph. At that
-layer the output is cut off and made a new leaf; everything behind it is recorded, and one backward pass
-stops there: the gradient never reaches the stem. k gradient CAMs cost one forward and one partial backward.
-On a GPU a pass that comes again is recorded as a CUDA graph (accel/), hooks, backward and all.
+Parameters are frozen, so nothing before the first needed layer builds a graph. At that layer the output is
+detached and made a new leaf; everything behind it is recorded, and one backward pass stops there. k gradient
+CAMs cost one forward and one partial backward. On a GPU a pass that repeats is recorded as a CUDA graph
+(accel/), with hooks and backward.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ def capture(
     queue: Queue | None = None,
     seed: int = 0,
 ) -> Trace:
-    """Run the pass over checked images. The caller holds `frozen_eval(model.module)`."""
+    """Run the shared pass over checked images. Call inside `frozen_eval(model.module)`."""
     try:
         return SharedPass(model, images, needs, layer).run(images, targets, queue, seed)
     except NotAPicture as problem:
         if layer is not None or model.layer is not None:
             raise not_a_picture(model, problem.name, problem.output, images) from None
-    # The guess was wrong: look for the last picture by one pass, and remember it on the Model.
+    # The guess by name was wrong: one pass finds the last layer with a grid, which the Model remembers.
     model.scales = searched_scales(model, images)
     model.layer = model.scales[-1]
     return SharedPass(model, images, needs, None).run(images, targets, queue, seed)
@@ -70,7 +70,7 @@ class Passed(NamedTuple):
 
 
 class SharedPass:
-    """One forward, and where gradients are needed one backward that stops at the layers."""
+    """One forward, and if gradients are needed one backward that stops at the layers."""
 
     def __init__(
         self, model: Model, images: Tensor, needs: frozenset[str], layer: str | Sequence[str] | None
@@ -94,8 +94,9 @@ class SharedPass:
         return self.trace(passed, images, inputs, queue, seed)
 
     def __call__(self, inputs: Tensor, choose: Callable[[Tensor], Tensor]) -> Passed:
-        """choose: the columns to explain, of the logits."""
+        """Run the pass. choose: returns the columns to explain from the logits."""
         model = self.model
+        # The caller may be in inference mode, whose tensors cannot require gradients.
         with torch.inference_mode(False), torch.set_grad_enabled(self.of_layers or self.of_input):
             if self.of_input:
                 inputs = inputs.detach().clone(memory_format=memory_format(inputs)).requires_grad_()
@@ -113,7 +114,7 @@ class SharedPass:
         return Passed(logits.detach(), chosen, taken.outputs, gradients, taken.whole)
 
     def _recorded(self, inputs: Tensor, targets: Any) -> Passed | None:
-        """The pass as a CUDA graph, where passes are recorded; the next pass overwrites its results."""
+        """The pass as a CUDA graph, if passes are recorded; the next pass overwrites its results."""
 
         def whole_pass(inputs: Tensor, chosen: Tensor | None = None) -> tuple[Any, ...]:
             return self(inputs, self.model.predicted if chosen is None else lambda _: chosen)[:4]
@@ -123,13 +124,14 @@ class SharedPass:
         results = accelerator.recorded(request, whole_pass, inputs, targets, self.rows, lasting=True)
         if results is None:
             return None
+        # Logits and targets outlive the pass in Maps and rows; outputs are read before the next replay.
         logits, chosen, outputs, gradients = results
         return Passed(logits.clone(), chosen.clone(), outputs, gradients, outputs)
 
     def trace(
         self, passed: Passed, images: Tensor, inputs: Tensor, queue: Queue | None = None, seed: int = 0
     ) -> Trace:
-        """What methods read of a pass."""
+        """The Trace that methods read, from the results of a pass."""
         model, count, layouts = self.model, self.rows, {}
         for name, output in passed.outputs.items():
             if (layout := layout_of(output, inputs, model.module)) is None:
@@ -202,7 +204,7 @@ def _gradients(scores: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor
             "the model's output carries no gradient; does its forward run under torch.no_grad(), or "
             "checkpoint with use_reentrant=True? Switch that off"
         )
-    # Images of a batch do not see each other in evaluation mode, so the sum's gradient is each image's own.
+    # In evaluation mode images of a batch are independent, so the gradient of the sum is each image's own.
     with span("backward", inputs=len(scores) if INPUT in leaves else 0):
         gradients = torch.autograd.grad(score, list(leaves.values()), allow_unused=True)
     by_name = dict(zip(leaves, gradients, strict=True))
@@ -214,7 +216,7 @@ def _gradients(scores: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor
 
 @contextmanager
 def refusal_in_a_sentence(model: Model, images: Tensor) -> Iterator[None]:
-    """Raise InputError or ModelError if a forward fails, for the images' size or for other reasons."""
+    """Raise InputError or ModelError if a forward fails, because of the images' size or for other reasons."""
     try:
         yield
     except HeatproofError:
@@ -244,7 +246,7 @@ def _failed(model: Model, images: Tensor, error: Exception) -> HeatproofError:
 
 
 def _takes(model: Model, side: int) -> bool:
-    """Whether a blank square image of this size goes through the network."""
+    """Whether a blank square image of this size passes through the network."""
     if len(model.preprocess.size) != 2:
         return False
     with suppress(Exception):

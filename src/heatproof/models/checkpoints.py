@@ -32,7 +32,7 @@ COUNTERS = "num_batches_tracked"  # absent from old files, and not used where Ba
 
 
 class ClassCountError(CheckpointError):
-    """The file fits but for the number of classes, which is `classes` in the file."""
+    """The weights fit except for the number of classes, which is `classes` in the file."""
 
     def __init__(self, message: str, classes: int) -> None:
         super().__init__(message)
@@ -101,7 +101,7 @@ def write_weights(
 
 
 def read_checkpoint(path: str | Path, allow_pickle: bool = False) -> dict[str, Tensor]:
-    """The weights in a file by name, on the CPU, without what was wrapped around them."""
+    """Weights in a file by name, on the CPU, without outer dictionaries."""
     path = Path(path)
     if path.is_dir():
         raise CheckpointError(f"{path} is a folder; name the weight file inside it")
@@ -165,7 +165,7 @@ def _not_a_checkpoint(path: Path) -> CheckpointError:
 
 
 def _weights_in(content: Any) -> dict[str, Tensor] | None:
-    """The innermost dictionary of tensors in what a file held."""
+    """The innermost dictionary of tensors in the content of a file."""
     if isinstance(content, nn.Module):
         return dict(content.state_dict())
     if not isinstance(content, Mapping):
@@ -183,7 +183,7 @@ def _is_real(value: Any) -> bool:
 def fit_names(
     weights: Mapping[str, Tensor], wanted: Iterable[str], prefix: str | None = None, source: str = "the file"
 ) -> dict[str, Tensor]:
-    """Take off the prefix behind which most of the wanted names are found; leave out what lacks it.
+    """Remove the prefix under which most of the wanted names are found, and drop names without it.
 
     Raises CheckpointError if several prefixes fit equally well and none is given.
 

@@ -28,11 +28,11 @@ from heatproof.models.model import Model
 from heatproof.models.running import frozen_eval, watched
 from heatproof.models.tap import at_layers, replace_first
 
-MOST_BYTES = 2**30  # of random weights that a twin keeps
+MOST_BYTES = 2**30  # of random weights that a twin caches
 
 
 def copy_of(model: Model) -> Model:
-    """A deep copy whose weights are its own."""
+    """Deep copy of a Model, whose weights are independent of the original's."""
     try:
         copied = copy.deepcopy(model)
     except (RuntimeError, TypeError) as error:
@@ -49,11 +49,11 @@ def copy_of(model: Model) -> Model:
 
 
 def from_the_head(model: Model, images: Tensor) -> list[str]:
-    """Modules with parameters of their own, in the reverse order in which they start to run.
+    """Names of modules with parameters of their own, in reverse order of execution.
 
-    A module that never runs itself (its parent may use its weights directly) goes with the parent that does.
+    A module that does not run itself (its parent may use its weights directly) takes the place of its parent.
     """
-    started = {"": 0}  # also where the network is entered by another way than its own call
+    started = {"": 0}  # also if `call` enters the network by another method than its own __call__
     clock = itertools.count(1)
 
     def note(name: str, *_: Any) -> None:
@@ -67,6 +67,7 @@ def from_the_head(model: Model, images: Tensor) -> list[str]:
             name = name.rpartition(".")[0]
         return started[name]
 
+    # Execution order, not the order of definition: the sanity check randomises from the output down.
     parts = model.module.named_modules()
     owners = [name for name, part in parts if next(part.parameters(recurse=False), None) is not None]
     return sorted(owners, key=turn, reverse=True)
@@ -74,6 +75,7 @@ def from_the_head(model: Model, images: Tensor) -> list[str]:
 
 def reinitialise(module: nn.Module, names: Sequence[str], seed: int) -> None:
     """Draw new weights for the named modules of a network on the CPU; the random state is restored."""
+    # Always on the CPU: a GPU would draw other numbers for the same seed.
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.random.default_generator.manual_seed(seed)
         for name in names:
@@ -82,27 +84,32 @@ def reinitialise(module: nn.Module, names: Sequence[str], seed: int) -> None:
             if reset is not None:
                 reset()
                 continue
+            # Parameters without a reset method (class tokens, embeddings): normal with their own mean and
+            # deviation, so that activations behind them keep a plausible scale.
             for weight in part.parameters(recurse=False):
                 spread = weight.std() if weight.numel() > 1 else weight.new_zeros(())
                 weight.copy_(weight.mean() + spread * torch.randn(weight.shape))
 
 
 class RandomTwin:
-    """A copy of a network that takes on its weights, or random ones, module by module and in place."""
+    """A copy of a network whose modules can be set to its weights or to random weights, in place."""
 
     def __init__(self, model: Model, images: Tensor) -> None:
-        self.own, self.copy = model.module, copy_of(model)  # not the Model, which may keep this twin
+        self.own, self.copy = (
+            model.module,
+            copy_of(model),
+        )  # not the Model, whose facts may refer to this twin
         self.names = from_the_head(self.copy, images[:1])
         if not self.names:
             raise ModelError(f"{model.name} has no parameters, so there is nothing to randomise")
         self.drawn: OrderedDict[int, nn.Module] = OrderedDict()  # networks with random weights, by seed
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        """A copied network gets a twin of its own."""
+        """A copied network makes its own twin."""
         return None
 
     def random(self, seed: int) -> nn.Module:
-        """A network whose every module has random weights; the last few are kept."""
+        """A copy with random weights in every module; the last few copies are cached."""
         if seed not in self.drawn:
             module = copy.deepcopy(self.own).cpu()
             reinitialise(module, self.names, seed)
@@ -127,12 +134,12 @@ class RandomTwin:
 
 
 def keep_twin(model: Model) -> None:
-    """Declare that the network's weights stay as they are, so that its twin is made and drawn only once."""
+    """Declare that the network's weights do not change, so that its random twin can be cached."""
     model.facts.keeps_twin = True
 
 
 def twin_of(model: Model, images: Tensor) -> RandomTwin:
-    """A twin with the network's own weights; the same one each time where the network keeps it."""
+    """A twin with the network's own weights, cached if `keep_twin` was called."""
     twin: RandomTwin | None = model.facts.twin
     if twin is not None:
         twin.takes(model.module)
@@ -144,14 +151,14 @@ def twin_of(model: Model, images: Tensor) -> RandomTwin:
 
 
 def untrained_copy(model: Model, images: Tensor, seed: int) -> Model:
-    """The network as it was before any training: its twin, with random weights in every module."""
+    """The network before any training: its twin, with random weights in every module."""
     twin = twin_of(model, images)
     twin.takes(twin.random(seed))
     return twin.copy
 
 
 class Disconnected(nn.Module):
-    """Mosaics in, the logits of one of their cells out; `pictures` are the layers that CAMs read."""
+    """A network on mosaics whose logits depend on one cell; `pictures` are the layers that CAMs read."""
 
     channels_last = False  # in `pictures`; layers.py reads it
 
@@ -180,7 +187,7 @@ class Disconnected(nn.Module):
 def disconnected(
     model: Model, pictures: Tensor, needs: frozenset[str], layer: str | Sequence[str] | None, cells: int
 ) -> list[Model]:
-    """For each cell a network whose output depends on it alone; needs: those of the shared pass."""
+    """Networks for each cell, whose output depends on it alone; needs: as for the shared pass."""
     with frozen_eval(model.module):
         wanted = needs & {"activations", "gradients", "scales"}
         trace = capture(model, pictures[:1].to(model.device), None, wanted, layer)

@@ -118,7 +118,7 @@ def applications() -> dict[str, Callable[..., Any]]:
 
 
 def preprocess_input(model: Any) -> Callable[..., Any] | None:
-    """The function that scales "... h w c" pixels in [0, 255] for this model, None where it is unknown.
+    """The function that scales "... h w c" pixels in [0, 255] for this model; None if unknown.
 
     The model is recognised as one of keras.applications by its name, by the name of a model inside it, or by
     a layer; a model that starts by scaling takes pixels as they are.
@@ -148,7 +148,7 @@ class KerasGraph(nn.Module):
 
     def __init__(self, model: Any, logits: bool) -> None:
         super().__init__()
-        self.training = False  # Keras models predict until told otherwise
+        self.training = False  # Keras models are in inference mode unless called with training=True
         graph = _graph_of(model)
         self._graph = (graph,)  # in a tuple: as a child, its weights would be listed twice
         self._squashing = _squashing_operation(graph) if logits else ""
@@ -166,7 +166,7 @@ class KerasGraph(nn.Module):
 
     @property
     def final_activation(self) -> str:
-        """What is left out at the end, "" where nothing is."""
+        """Name of the final activation that is left out; "" if there is none."""
         part = self._modules.get(self._child_names.get(self._squashing, ""))
         if part is None or isinstance(part, KerasGraph):
             return "" if part is None else part.final_activation
@@ -214,7 +214,7 @@ class KerasClassifier(KerasGraph):
             images = images.flip(1)
         if self.channels_last:
             images = images.permute(0, 2, 3, 1)
-        with import_keras().device(str(images.device)):  # else Keras moves tensors where it likes
+        with import_keras().device(str(images.device)):  # otherwise Keras moves tensors to its default device
             return cast(Tensor, super().forward(images, training, mask))
 
     def load_keras_weights(self, path: str | Path) -> None:
@@ -243,7 +243,7 @@ class KerasClassifier(KerasGraph):
 
 
 class Operation(nn.Module):
-    """A node of the graph that is no layer, such as keras.ops.relu."""
+    """A node of the graph that is not a layer, such as keras.ops.relu."""
 
     def __init__(self, operation: Any) -> None:
         super().__init__()
@@ -280,7 +280,7 @@ def _channels_last(graph: Any) -> bool:
 
 
 def _squashing_operation(graph: Any) -> str:
-    """The name of what turns logits into probabilities at the end of a graph, or of the inner model there."""
+    """Name of the function that makes probabilities at the end of a graph or of its inner model."""
     tensor = graph.outputs[0]
     while True:
         operation, node_index, _ = tensor._keras_history
@@ -298,7 +298,7 @@ def _activation(operation: Any) -> str:
 
 
 def _without_squashing(operation: Any, inputs: Tensor, **kwargs: Any) -> Any:
-    """Run the last layer without its activation; a layer that is nothing else hands its input on."""
+    """Run the last layer without its activation; a layer that is only an activation returns its input."""
     if not hasattr(operation, "activation"):
         return inputs
     activation = operation.activation

@@ -82,7 +82,7 @@ class Layout:
         return at_least_float(tensor)
 
     def put_back(self, picture: Tensor, tensor: Tensor) -> Tensor:
-        """The layer's output with this grid in the place of its own."""
+        """The layer's output with this grid in place of its own."""
         values = picture if self.kind == "nchw" else picture.movedim(1, -1)
         if self.kind == "tokens":
             values = torch.cat([tensor[:, : self.prefix], values.flatten(1, -2)], dim=1)
@@ -103,7 +103,7 @@ def first_tensor(output: Any) -> Tensor | None:
 
 
 def layout_of(output: Tensor, images: Tensor, module: nn.Module) -> Layout | None:
-    """The layout of a layer's output as a grid of the images, or None if it is none."""
+    """Layout of a layer's output as a grid of the images; None if it has none."""
     if len(output) != len(images) or not output.is_floating_point():
         return None
     size = size_of(images)
@@ -114,7 +114,7 @@ def layout_of(output: Tensor, images: Tensor, module: nn.Module) -> Layout | Non
 
 def _spatial_layout(shape: tuple[int, ...], size: tuple[int, ...], module: nn.Module) -> Layout | None:
     channels_first, channels_last = _aspect_error(shape[1:], size), _aspect_error(shape[:-1], size)
-    last = getattr(module, "channels_last", None)  # declared by our Keras wrapper
+    last = getattr(module, "channels_last", None)  # attribute of our Keras wrapper
     if last is None:
         is_swin = "Swin" in type(module).__name__
         last = channels_last < channels_first or (channels_last == channels_first and is_swin)
@@ -126,7 +126,7 @@ def _aspect_error(grid: tuple[int, ...], size: tuple[int, ...]) -> float:
     """Distance of a grid from the image's aspect; infinite for a grid finer than the image."""
     if any(cells > side for cells, side in zip(grid, size, strict=True)):
         return math.inf
-    if len(size) > 2:  # networks shrink depth at a pace of its own, so aspects carry no information
+    if len(size) > 2:  # networks shrink depth at another rate, so the aspect carries no information
         return 0.0
     slack = 0 if size[0] == size[1] else max(size)  # a side may have been rounded by one cell
     if abs(grid[0] * size[1] - grid[1] * size[0]) <= slack:
@@ -176,7 +176,7 @@ def find_module(module: nn.Module, name: str) -> nn.Module:
         except AttributeError:
             pass
     matches = [n for n, _ in module.named_modules() if n.endswith("." + name)]
-    if name == "last_conv":  # as papers call it
+    if name == "last_conv":  # the name used in papers
         matches = [n for n, part in module.named_modules() if isinstance(part, CONVOLUTIONS)][-1:]
     if len(matches) != 1:
         raise UnknownNameError("layer", name, matches or [n for n, _ in module.named_modules() if n])
@@ -184,7 +184,7 @@ def find_module(module: nn.Module, name: str) -> nn.Module:
 
 
 def default_layer(model: Model, images: Tensor | None = None) -> str | None:
-    """The layer CAMs read by default, or None where only a search by a pass finds it."""
+    """The layer CAMs read by default; None if only a pass can determine it."""
     guess = guessed_layer(model)
     if guess is not None and model.layer:
         return guess
@@ -197,13 +197,17 @@ def default_layer(model: Model, images: Tensor | None = None) -> str | None:
         image = (model.preprocess.blank if images is None else images)[:1]
         try:
             model.facts.activated_layer = _step_behind(model, image, guess)
-        except (RuntimeError, ValueError, AssertionError):  # not the size it takes; the pass itself raises
+        except (
+            RuntimeError,
+            ValueError,
+            AssertionError,
+        ):  # wrong image size: the pass itself raises the error
             return guess
     return model.facts.activated_layer
 
 
 def guessed_layer(model: Model) -> str | None:
-    """The layer CAMs would read by names and structure alone, or None where only a pass can tell."""
+    """The layer CAMs read by names and structure alone; None if only a pass can determine it."""
     if model.layer:
         return model.layer
     if scales := known_scales(model):
@@ -213,7 +217,7 @@ def guessed_layer(model: Model) -> str | None:
 
 
 def encoder_of(module: nn.Module) -> str:
-    """The backbone of a network that answers pixel by pixel, "" where there is none."""
+    """The backbone of a network with an output per pixel; "" if there is none."""
     parts = [name for name, part in module.named_children() if _convolves(part)]
     if "backbone" not in parts[:-1]:
         return ""
@@ -226,7 +230,7 @@ def _convolves(part: nn.Module) -> bool:
 
 
 def may_be_activated_later(model: Model, guess: str) -> bool:
-    """Whether an activation may follow the guessed layer: not behind an activation, nor in a transformer."""
+    """Whether an activation may follow the guessed layer: not after an activation, nor in a transformer."""
     part = find_module(model.module, guess)
     ends = any(guess == end or guess.endswith("." + end) for end in ENDS_ACTIVATED)
     in_transformer = known_scales(model) is not None and _normalises(guess.rpartition(".")[2], part)
@@ -235,7 +239,7 @@ def may_be_activated_later(model: Model, guess: str) -> bool:
 
 
 def _coarsest(model: Model, images: Tensor | None) -> str | None:
-    """The last layer on the coarsest grid in front of the last convolution, which makes the output itself."""
+    """The last layer on the coarsest grid before the final convolution, which makes the output itself."""
     if model.facts.coarsest_layer is None and images is not None:
         pictures = picture_layers(model, images)
         parts = [find_module(model.module, name) for name, _, _ in pictures]
@@ -267,7 +271,7 @@ def why(model: Model, layer: str) -> str:
 
 
 class _Step(NamedTuple):
-    """What ran: a module by its name, or a rectifying function."""
+    """An executed step: a module by name, or a rectifying function."""
 
     name: str
     before: Tensor | None
@@ -307,14 +311,14 @@ def _step_behind(model: Model, image: Tensor, guess: str) -> str:
 
 @torch.no_grad()
 def _follow(model: Model, inputs: Tensor) -> list[_Step]:
-    """Everything that ran, in the order in which it ended, with the very tensors it took and returned."""
+    """All executed steps in the order in which they ended, with the tensors they took and returned."""
     steps: list[_Step] = []
     in_activation: list[bool] = []  # for each open module: whether it is an activation
 
     def ended(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         in_activation.pop()
         before = first_tensor((*args, *kwargs.values()))
-        activates = any(map(is_activation, module.modules()))  # is one, or holds one
+        activates = any(map(is_activation, module.modules()))  # is a module or contains one
         steps.append(_Step(name, before, first_tensor(output), activates, type(module).__name__))
 
     def rectified(name: str, before: Tensor, after: Tensor) -> None:
@@ -334,7 +338,7 @@ def is_activation(module: nn.Module) -> bool:
 
 
 class Rectified(TorchFunctionMode):
-    """Calls a function with the name, input and output of every rectifying function.
+    """Call a function with the name, input and output of every rectifying function.
 
     A result that is not None replaces the output.
     """
@@ -465,7 +469,7 @@ def picture_layers(model: Model, images: Tensor) -> list[tuple[str, Layout, int]
 def searched_scales(model: Model, images: Tensor, main: str | None = None, count: int = 3) -> tuple[str, ...]:
     """The last layer at each of the `count` coarsest octaves up to the main layer, found by one pass.
 
-    Not a layer inside a block that goes on to a coarser grid: there the block before it is what has ended.
+    Layers inside a block that continues to a coarser grid are skipped in favour of the block before.
     """
     by_octave: dict[int, str] = {}
     end = main.partition("+")[0] if main else None
@@ -488,7 +492,7 @@ def searched_scales(model: Model, images: Tensor, main: str | None = None, count
 
 
 def _blocks_around(model: Model, name: str) -> Iterator[str]:
-    """The modules a layer lies in that are more than a row of others."""
+    """The modules around a layer, without plain sequences of modules."""
     while name := name.rpartition(".")[0]:
         if not isinstance(model.module.get_submodule(name), CONTAINERS):
             yield name

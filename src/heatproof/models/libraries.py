@@ -25,18 +25,18 @@ from heatproof.models.checkpoints import first_line, load_checkpoint, write_weig
 from heatproof.models.model import CONVOLUTIONS, Model
 from heatproof.models.names import imagenet_classes
 
-VOLUME = (96, 96, 96)  # where nothing says what a network for volumes takes
-DETECTED = 480  # pixels of a side that pictures get for a detector
+VOLUME = (96, 96, 96)  # default input of a network for volumes that declares no size
+DETECTED = 480  # side in pixels of images for a detector
 ELSEWHERE = "get the weights elsewhere and pass checkpoint="
 # Options that a builder accepts: those that describe an architecture. None names a file, an address or code.
 OPTIONS: dict[str, list[str]] = json.loads(Path(__file__).with_name("library_options.json").read_text())
 FORCED = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-_loading = threading.RLock()  # of that variable, which all threads share
+_loading = threading.RLock()  # guards torch.load, which is patched for all threads
 
 
 @dataclass(frozen=True)
 class NetworkRequest:
-    """A network to be built by name."""
+    """Name, options and weights of a network to build."""
 
     spec: str  # as the user wrote it, for messages
     name: str = ""  # the part behind the colon
@@ -66,7 +66,7 @@ def check_options(library: str, options: Iterable[str], allowed: Iterable[str] |
 
 @contextmanager
 def weights_only(allow_pickle: bool) -> Iterator[None]:
-    """Make every torch.load inside refuse pickled objects, whatever the library passes to it."""
+    """Make every torch.load in the context refuse pickled objects, whatever arguments the library passes."""
     if allow_pickle:
         yield
         return
@@ -105,7 +105,7 @@ def build_torchvision(request: NetworkRequest) -> Model:
     models = need("torchvision", "torchvision").models
     dense = _dense_names(models)
     options = dict(request.options)
-    if request.name in dense:  # whose backbones are else downloaded, also where no weights are asked for
+    if request.name in dense:  # by default torchvision downloads a pretrained backbone even for weights=None
         options.setdefault("weights_backbone", None)
     available = models.get_model_weights(request.name)
     named = options.pop("weights", available.DEFAULT if request.pretrained else None)
@@ -127,7 +127,7 @@ def build_torchvision(request: NetworkRequest) -> Model:
 
 
 def _torchvision_steps(transform: Any) -> Preprocess:
-    """The preprocessing of a torchvision preset; dense ones take any size, detectors normalise themselves."""
+    """Preprocessing of a torchvision preset; dense networks take any size, detectors normalise themselves."""
     if not hasattr(transform, "mean"):
         return Preprocess((DETECTED, DETECTED), DETECTED, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
     crop = getattr(transform, "crop_size", transform.resize_size)
@@ -165,7 +165,7 @@ def build_hf(request: NetworkRequest) -> Model:
     with _download(request, instead=instead), _no_bars(transformers):
         classifier = transformers.AutoModelForImageClassification
         config = transformers.AutoConfig.from_pretrained(where, **trusted, **labels)
-        general = transformers.PretrainedConfig().to_dict()  # no part of an architecture
+        general = transformers.PretrainedConfig().to_dict()  # not an option of the architecture
         check_options("hf", changes, {*type(config)().to_dict(), "trust_remote_code"} - {*general})
         config.update(changes)
         missing: set[str] = set()
@@ -233,12 +233,12 @@ def build_keras(request: NetworkRequest) -> Model:
 
 
 def from_keras(model: Any) -> Model:
-    """A Keras model, whose preprocessing is measured: images are resized to the input's size."""
+    """Wrap a Keras model. Its preprocessing is measured; images are resized to the input's size."""
     keras_graph.import_keras()
     scale = keras_graph.preprocess_input(model)
     mean, std, bgr = Preprocess.mean, Preprocess.std, False
     if scale is not None:
-        pixels = np.zeros((3, 1, 1, 3), np.float32)  # a black, a white and a red picture
+        pixels = np.zeros((3, 1, 1, 3), np.float32)  # a black, a white and a red image
         pixels[1], pixels[2, ..., 0] = 255, 255
         black, white, red = np.array(scale(pixels, data_format="channels_last"), np.float32)[:, 0, 0]
         bgr = bool(red[0] == black[0])
@@ -251,7 +251,7 @@ def from_keras(model: Any) -> Model:
 
 
 def build_monai(request: NetworkRequest) -> Model:
-    """A network of MONAI by its name there, for volumes of one channel unless its options say otherwise."""
+    """Build a MONAI network by its name there, for volumes of one channel by default."""
     nets = need("monai.networks.nets", "monai")
     make = getattr(nets, request.name, None)
     if not callable(make) or request.name.startswith("_"):
@@ -269,7 +269,7 @@ def build_monai(request: NetworkRequest) -> Model:
         module = make(**options)
     declared, channels = options.get("img_size"), options.get("in_channels", 1)
     whole = (declared,) * options.get("spatial_dims", 3) if isinstance(declared, int) else declared
-    if whole is not None and len(whole) == 3:  # of a transformer, which keeps it nowhere
+    if whole is not None and len(whole) == 3:  # MONAI's transformers do not store their input size
         return Model(module, preprocess=of_volumes(tuple(whole), channels))
     return Model(module, preprocess=sized(Preprocess(), module))
 
@@ -303,7 +303,7 @@ def _download(request: NetworkRequest, happens: bool = True, instead: str = ELSE
 
 @contextmanager
 def _no_bars(transformers: ModuleType) -> Iterator[None]:
-    """Hide the progress bar, which transformers shows even for a folder that loads at once."""
+    """Hide the progress bar, which transformers shows even for a folder that loads immediately."""
     logging = transformers.utils.logging
     enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
@@ -315,7 +315,7 @@ def _no_bars(transformers: ModuleType) -> Iterator[None]:
 
 
 def sized(preprocess: Preprocess, module: nn.Module) -> Preprocess:
-    """Preprocessing for the size and channels a module declares; volumes are fractions of 1."""
+    """Preprocessing for the size and channels that a module declares; volumes are scaled to [0, 1]."""
     first = next((part for part in module.modules() if isinstance(part, CONVOLUTIONS)), None)
     if isinstance(first, nn.Conv3d):
         channels = first.in_channels
@@ -337,7 +337,7 @@ def of_volumes(size: tuple[int, ...], channels: int) -> Preprocess:
 
 
 def _with_channels(preprocess: Preprocess, channels: int | None) -> Preprocess:
-    """One mean and deviation per channel: the average of the known ones where their number differs."""
+    """One mean and deviation per channel; the average of the known ones if their number differs."""
     if channels is None or channels == preprocess.channels:
         return preprocess
     mean, std = (sum(v) / len(v) for v in (preprocess.mean, preprocess.std))

@@ -50,7 +50,7 @@ FORMS = (
 
 
 def best_device(named: str | None = None) -> str:
-    """The device that was named, or a GPU if there is one."""
+    """The named device, by default a GPU if there is one."""
     return named or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -74,7 +74,7 @@ def load_model(
     prefix: str | None = None,
     **build_options: object,
 ) -> Model:
-    """Load a network, ready to be explained.
+    """Load a network by name, from a file or as a module, with its preprocessing and class names.
 
     Args:
         spec_or_module: a name such as torchvision:resnet18, a .keras file, a module, a Keras model, or a
@@ -101,8 +101,9 @@ def load_model(
             of those allowed. hf: takes the fields of the network's config, and trust_remote_code. A factory
             in a file takes any.
 
-    >>> load_model(torch.nn.Conv2d(3, 2, 1), classes=["cat", "dog"]).classes
-    ('cat', 'dog')
+    Example:
+        >>> load_model(torch.nn.Conv2d(3, 2, 1), classes=["cat", "dog"]).classes
+        ('cat', 'dog')
     """
     request = NetworkRequest(
         str(spec_or_module) if isinstance(spec_or_module, (str, PathLike)) else "",
@@ -174,13 +175,15 @@ def _build_by_name(spec: str, request: NetworkRequest) -> Model:
         raise ModelError(f"{spec} is a file; name the function in it that makes the model: {spec}:FUNCTION")
     else:
         raise ModelError(f"cannot read the model {spec!r}; write {FORMS}")
-    if not isinstance(model.module, keras_graph.KerasClassifier):  # whose layers may belong to the user
+    if not isinstance(
+        model.module, keras_graph.KerasClassifier
+    ):  # its layers may be shared with the user's own model
         model.module.eval()
     return replace(model, name=spec)
 
 
 def _as_model(thing: Any) -> Model:
-    """A Model of a module, a Keras model or a function."""
+    """Wrap a module, a Keras model or a function in a Model."""
     if isinstance(thing, Model):
         return thing
     if keras_graph.is_keras(thing):
@@ -205,14 +208,14 @@ def _with_weights(model: Model, spec: Any, request: NetworkRequest, path: Path, 
             raise
         try:
             model = _build(spec, replace(request, num_classes=other.classes))
-        except ModelError:  # a factory without a choice of classes
+        except ModelError:  # a factory without the argument num_classes
             raise other from None
         load_checkpoint(model.module, path, name=model.name, **reading)
     return model
 
 
 def _factory(path: Path, request: NetworkRequest) -> Model:
-    """The network that a function in a Python file makes; the function itself if it takes images."""
+    """The network that a function in a Python file builds; the function itself if it takes images."""
     with function_in(path, request.name) as make:
         if takes_images(make, ["num_classes", *request.options]):
             _refuse_options(request, f"{path.name}:{request.name}, which predicts,")
@@ -230,7 +233,7 @@ def _factory(path: Path, request: NetworkRequest) -> Model:
 
 @contextmanager
 def _one_sentence(spec: str, extra: str | None = None) -> Iterator[None]:
-    """Raise ModelError for whatever goes wrong inside a library or a user's factory."""
+    """Raise ModelError for any exception inside a library or a user's factory."""
     try:
         yield
     except HeatproofError:

@@ -1,4 +1,4 @@
-"""Model: a network with its preprocessing, class names and head; images in, rows of logits out."""
+"""Model: a network with its preprocessing, class names and head; maps images to rows of logits."""
 
 from __future__ import annotations
 
@@ -47,24 +47,26 @@ PICTURE = (str, PathLike, Image.Image)
 CONVOLUTIONS = (nn.Conv2d, nn.Conv3d)
 Part = TypeVar("Part")
 log = logging.getLogger("heatproof")
-_reported: set[str] = set()  # networks whose memory ran out
+_reported: set[str] = set()  # names of networks for which memory ran out
 
 
 @dataclass
 class ModelFacts:
-    """What passes over a network have shown about it, so that nothing is determined twice."""
+    """Facts about a network that passes have determined, so that none is determined twice."""
 
     writes_input: bool | None = None  # whether its forward changes its input; None before the first pass
-    columns: int | None = None  # of its table of logits
+    columns: int | None = None  # number of columns of its logits
     scales: tuple[str, ...] | None = None  # layers of multi-scale CAMs by their names; () where none fit
     activated_layer: str | None = None  # the default layer behind its activation
-    coarsest_layer: str | None = None  # of a segmentation; "" where there is none
+    coarsest_layer: str | None = None  # of a segmentation network; "" if there is none
     layer_runs: dict[str, int] = field(default_factory=dict)  # how often the default layer runs in a pass
     part_runs: dict[str, int] | None = None  # how often each module runs in a pass
     quantised: bool | None = None
-    keeps_twin: bool = False  # whether the weights stay as they are, so that the random twin can be kept
+    keeps_twin: bool = False  # whether the weights do not change, so that the random twin can be cached
     twin: Any = None  # a RandomTwin
-    fits: dict[tuple[str, tuple[int, ...]], int] = field(default_factory=dict)  # inputs that memory holds
+    fits: dict[tuple[str, tuple[int, ...]], int] = field(
+        default_factory=dict
+    )  # inputs per pass that fit in memory, by kind of pass and image size
     acceleration: AccelerationState = field(default_factory=AccelerationState)
 
     def with_other_head(self) -> ModelFacts:
@@ -75,7 +77,7 @@ class ModelFacts:
 
 @dataclass(eq=False)
 class Model:
-    """A network with what heatproof knows about it. The module is not changed.
+    """A network with its preprocessing, class names, head and layers. The module is not changed.
 
     Args:
         module: the network.
@@ -90,6 +92,12 @@ class Model:
         accelerate: whether passes may run faster than module by module (see accel/).
         head: what its output is: a head such as Multilabel(thresholds=...), or the name of one (see heads/).
             By default the first pass determines it where that is safe; until then it is `Undetermined`.
+
+    Example:
+        >>> import torch, heatproof as hp
+        >>> model = hp.Model(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2)))
+        >>> model.logits(torch.rand(5, 3, 4, 4)).shape
+        torch.Size([5, 2])
     """
 
     module: nn.Module
@@ -130,13 +138,13 @@ class Model:
         return tensor.dtype if tensor.is_floating_point() else torch.float32
 
     def _any_tensor(self) -> Tensor:
-        # Not as the default of one next(), for which all buffers would be listed every time.
+        # Not as the default of a single next(), which would list all buffers at every call.
         if (weight := next(self.module.parameters(), None)) is not None:
             return weight
         return next(self.module.buffers(), torch.empty(0, dtype=torch.float32, device="cpu"))
 
     def forward(self, images: Tensor) -> Tensor:
-        """ "b k" logits, float32, in whatever mode the module is in, with a graph where torch builds one."""
+        """ "b k" logits, float32, in the module's current mode; differentiable if gradients are enabled."""
         interrupts.check()
         if self.was_seen:
             # A network that writes to its input gets a copy.
@@ -144,11 +152,14 @@ class Model:
             return self.head.logits(at_least_float(self.head.table(output, len(images))))
         if self.call is None:
             check_inputs(self.module)
+        # The first pass also determines the head, and whether the network modifies its input in place: the
+        # version counter of a clone shows a write, and the caller's images stay intact.
         with LastStep() as last:
             given = images.clone()
             before = None if given.is_inference() else given._version
             output = self.output(given)
         head, table = read_first(self.head, self.module, output, len(images), last)
+        # NaN or infinite outputs say nothing about the head: the next pass determines it again.
         if torch.isfinite(table).all():
             self.facts.writes_input = before is None or given._version != before
             self.head = head
@@ -156,7 +167,7 @@ class Model:
 
     @property
     def was_seen(self) -> bool:
-        """Whether a first pass has shown what the output is."""
+        """Whether a first pass has determined what the output is."""
         return self.facts.writes_input is not None
 
     def output(self, images: Tensor) -> Any:
@@ -187,7 +198,7 @@ class Model:
         return self.head.measured(logits, targets)
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """ "b k"; an error where the head has none."""
+        """ "b k"; raises InputError if the head has no probabilities."""
         return self.head.probabilities(logits)
 
     def predicted(self, logits: Tensor) -> Tensor:
@@ -200,25 +211,25 @@ class Model:
 
     @torch.no_grad()
     def embeddings(self, images: Tensor) -> Tensor:
-        """ "b d": the vectors of an encoder, to be references of an embedding (see heads/values.py)."""
+        """ "b d": the vectors of an encoder, references of embedding heads (see heads/values.py)."""
         with frozen_eval(self.module):
             return at_least_float(vectors_of(self.output(self.ready(images)), len(images)))
 
     @torch.no_grad()
     def logits(self, images: Tensor) -> Tensor:
-        """ "b k" logits in evaluation mode; the module is left as it was."""
+        """ "b k" logits in evaluation mode; modes and flags of the module are restored."""
         with frozen_eval(self.module):
             parts = self.in_halves(lambda a, b: self.forward(self.ready(images[a:b])), 0, len(images))
             return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def in_halves(self, work: Callable[[int, int], Part], start: int, stop: int) -> list[Part]:
-        """Call work(start, stop) for all images, or for each half of them where memory runs out."""
+        """Call work(start, stop) for all images; if memory runs out, for each half of them."""
         try:
             return [work(start, stop)]
         except (RuntimeError, MemoryError) as error:
             if stop - start < 2 or not is_out_of_memory(error):
                 raise
-        self.free_memory(stop - start)  # behind the handler: the error holds on to tensors
+        self.free_memory(stop - start)  # outside the handler, since the traceback keeps tensors alive
         half = (start + stop + 1) // 2
         return [*self.in_halves(work, start, half), *self.in_halves(work, half, stop)]
 
@@ -236,6 +247,7 @@ class Model:
 
     def input_gradient(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """ "b c h w" gradient of each target's logit and the "b k" logits; one forward, one backward."""
+        # Callers may be in inference mode or no_grad; tensors made there could not carry a gradient.
         with torch.inference_mode(False), torch.enable_grad():
             inputs = self.ready(images).detach().clone().requires_grad_()
             logits = self.forward(inputs)
@@ -249,7 +261,9 @@ class Model:
 
         Differences up to a share of the largest output count as rounding: 0.1 %, or 5 % in half precision.
         """
-        with frozen_eval(self.module):  # once around both: it restores the random state
+        with frozen_eval(
+            self.module
+        ):  # around both passes: each exit restores the random state, which would hide the difference
             first, second = (self.forward(self.ready(images)) for _ in range(2))
         half = self.precision == "bf16" or self.dtype in (torch.float16, torch.bfloat16)
         tolerance = (5e-2 if half else 1e-3) * float(first.nan_to_num(0, 0, 0).abs().max())
@@ -268,7 +282,7 @@ class Model:
     def check_images(self, images: Images, finite: bool = True) -> Tensor:
         """Check images "b c h w" or "b c d h w", and preprocess files and Pillow images.
 
-        finite: check the pixels too, which waits for a GPU.
+        finite: check the pixels too, which synchronises with a GPU.
         """
         if self.device.type == "meta":
             raise ModelError(
@@ -310,7 +324,7 @@ class Model:
             )
 
     def check_targets(self, targets: ArrayLike | Columns | None, logits: Tensor) -> Tensor:
-        """ "b" columns to explain: the prediction where none is given."""
+        """ "b" columns to explain; by default the prediction."""
         count, classes = len(logits), self.head.targets(logits.shape[1])
         if targets is None:
             return self.predicted(logits)
@@ -319,7 +333,7 @@ class Model:
                 least = int(self.head.labels(targets.numbers.max()))
                 raise TargetError(f"target {least} is out of range; the network has fewer classes")
             return targets.numbers.to(logits.device)
-        chosen = torch.as_tensor(targets)  # checked where it is: a GPU need not be waited for
+        chosen = torch.as_tensor(targets)  # checked on its own device, without synchronising with a GPU
         if chosen.is_floating_point() or chosen.dtype == torch.bool:
             raise TargetError(f"targets must be class numbers, got {chosen.dtype}")
         if chosen.ndim == 0:
@@ -336,7 +350,7 @@ class Model:
 
 def check_pixels(images: Tensor) -> None:
     """Raise InputError if pixels are not finite."""
-    # One sum shows any bad pixel; the image is looked for only then.
+    # A single sum detects any bad pixel; the image is searched only if there is one.
     if not torch.isfinite(images.sum(dtype=max_precision(images))):
         bad = (~torch.isfinite(images).flatten(1).all(1)).nonzero().flatten().tolist()
         if bad:
@@ -344,15 +358,15 @@ def check_pixels(images: Tensor) -> None:
 
 
 def as_model(model: Model | nn.Module) -> Model:
-    """A Model, of a module by load_model."""
+    """Wrap a module in a Model with load_model; a Model is returned unchanged."""
     if isinstance(model, Model):
         return model
-    from heatproof.models.load import load_model  # which builds on this file
+    from heatproof.models.load import load_model  # here, since load.py imports this file
 
     return load_model(model)
 
 
 def input_channels(module: nn.Module) -> int | None:
-    """Channels the first listed convolution takes, where there is one."""
+    """Number of input channels of the first convolution, if there is one."""
     convolutions = (part.in_channels for part in module.modules() if isinstance(part, CONVOLUTIONS))
     return next(convolutions, None)

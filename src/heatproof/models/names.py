@@ -21,7 +21,7 @@ WORDNET_ID = re.compile(r"n\d{8}")
 
 @cache
 def imagenet_classes() -> tuple[str, ...] | None:
-    """The 1,000 ImageNet names as torchvision or timm writes them, None where neither is installed."""
+    """The 1,000 ImageNet names from torchvision or timm; None if neither is installed."""
     with suppress(*ABSENT):
         models = need("torchvision.models", "torchvision")
         return tuple(models.get_model_weights("resnet18").DEFAULT.meta["categories"])
@@ -33,7 +33,8 @@ def imagenet_classes() -> tuple[str, ...] | None:
 
 
 def _plain(name: str) -> str:
-    """
+    """A class name in lower case with spaces, for comparison.
+
     >>> _plain("Great_White-shark"), _plain("jack-o'-lantern")
     ('great white shark', 'jack o lantern')
     """
@@ -48,7 +49,7 @@ def _meanings(name: str) -> set[str]:
 def model_classes(
     pictures: Mapping[int, str], used: set[int], classes: Sequence[str] | None, count: int, name: str
 ) -> dict[int, int]:
-    """The model's class of each class of a dataset, by number.
+    """The model's class number for each class of a dataset.
 
     Args:
         pictures: names of the dataset's classes by number, of which those in `used` have images.
@@ -87,7 +88,7 @@ def _some(names: Iterable[str]) -> str:
 
 @cache
 def imagenet_wordnet_ids() -> dict[str, int]:
-    """ImageNet's 1,000 classes by WordNet id, empty where timm, which knows them, is not installed."""
+    """ImageNet's 1,000 classes by WordNet id, from timm; empty if it is not installed."""
     with suppress(*ABSENT):
         info = need("timm.data", "timm").ImageNetInfo("imagenet-1k")
         return {info.index_to_label_name(k): k for k in range(info.num_classes())}
@@ -95,7 +96,7 @@ def imagenet_wordnet_ids() -> dict[str, int]:
 
 
 def placed_spec(spec: str, folder: Path) -> str:
-    """The spec with the full path of the file or folder it names, which is relative to `folder`.
+    """The spec with the absolute path of the file or folder it names, which is relative to `folder`.
 
     >>> placed_spec("net.py:make", Path("/studies")), placed_spec("lite0", Path("/studies"))
     ('/studies/net.py:make', 'lite0')

@@ -1,4 +1,4 @@
-"""One queue for everything that perturbs inputs.
+"""The queue through which all perturbed inputs pass.
 
 A job is one (image, variant) pair. Jobs of all images are numbered through and run in full batches; the
 variants of a batch are built on the device when their turn comes, so memory does not grow with their number.
@@ -20,13 +20,13 @@ from heatproof.models.running import frozen_eval, is_out_of_memory
 from heatproof.types import size_of
 
 Result = TypeVar("Result")
-SAMPLE = 8  # pictures that a trial of batch sizes is made of
+SAMPLE = 8  # images used to time batch sizes
 
 
 class Queue:
-    """Runs numbered jobs through a model in batches of a size that fits.
+    """Run numbered jobs through a model in batches that fit in memory.
 
-    batch_size: of every pass; where None it is the Model's own, or chosen by throughput.
+    batch_size: of every pass; default: the Model's own, or chosen by throughput.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Queue:
             raise InputError(f"batch_size must be at least 1, got {batch_size}")
         self.model = model
         self.chooses = batch_size is None
-        # Where memory ran out before, for passes of this kind: a later queue need not find out again.
+        # Batch sizes at which memory ran out, shared by all queues of the model, so that none fails again.
         self.fits = model.facts.fits
         self.image_size = image_size
         self.batch_size = batch_size or Accelerator(model).batch_size(image_size)
@@ -49,7 +49,7 @@ class Queue:
     def each(
         self, count: int, work: Callable[[int, int], Result], done: Callable[[Result], Any], kind: str = ""
     ) -> None:
-        """Call work(start, stop) over all jobs and hand results on; halve the batch when memory runs out."""
+        """Call done(work(start, stop)) for all jobs; halve the batch when memory runs out."""
         start = 0
         while start < count:
             stop = start + self._next(count - start, kind)
@@ -59,7 +59,7 @@ class Queue:
             except (RuntimeError, MemoryError) as error:
                 if stop - start == 1 or not is_out_of_memory(error):
                     raise
-            if not results:  # behind the handler: the error holds on to tensors
+            if not results:  # outside the handler, since the traceback keeps tensors alive
                 self.fits[kind, self.image_size] = (stop - start + 1) // 2
                 self.model.free_memory(stop - start)
                 continue
@@ -69,7 +69,7 @@ class Queue:
             start = stop
 
     def _next(self, left: int, kind: str) -> int:
-        """Inputs of the next batch. The last two share what is left: few inputs alone would be slow."""
+        """Size of the next batch. The last two share the remaining inputs: small batches are slow."""
         full = min(self.batch_size, self.fits.get((kind, self.image_size), self.batch_size))
         splits = full < left < 2 * full and self.model.device.type != "cuda"
         return (left + 1) // 2 if splits else min(left, full)
@@ -79,7 +79,7 @@ class Queue:
     ) -> Tensor:
         """Forward passes only. make(start, stop) builds images, read(logits, start, stop) reads them.
 
-        The caller holds `frozen_eval(...)`.
+        Call inside `frozen_eval(...)`.
         """
         results: list[Tensor] = []
         job: Job | None = None
@@ -107,8 +107,8 @@ class Queue:
     ) -> None:
         """Gradients of the target's logit with respect to the input.
 
-        make(start, stop) returns images and targets; done(gradients, logits, start, stop) takes them on. The
-        caller holds `frozen_eval(...)`.
+        make(start, stop) returns images and targets; done(gradients, logits, start, stop) gets the results.
+        Call inside `frozen_eval(...)`.
         """
         job: Job | None = None
 
@@ -125,7 +125,7 @@ class Queue:
 def all_logits(
     model: Model, images: Tensor, batch_size: int | None = None, progress: Callable[[int], Any] | None = None
 ) -> Tensor:
-    """ "b k" logits in evaluation mode, in batches; the module is left as it was."""
+    """ "b k" logits in evaluation mode, in batches; modes and flags of the module are restored."""
     queue = Queue(model, size_of(images), batch_size, progress)
     with frozen_eval(model.module):
         return queue.predict(len(images), lambda start, stop: images[start:stop], lambda logits, *_: logits)

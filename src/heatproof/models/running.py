@@ -84,15 +84,17 @@ def is_out_of_memory(error: BaseException) -> bool:
 def frozen_eval(module: nn.Module) -> Iterator[None]:
     """Evaluation mode with frozen parameters; every flag and the random state are restored at the end.
 
-    Ctrl-C is deferred meanwhile: an exception between a change and its `finally` would leave the change.
+    Ctrl-C is deferred until then: an exception between a change and its `finally` would leave the change.
     """
     parts, weights = _parts_and_weights(module)
     cuda = sorted({w.device.index for w in weights if w.device.type == "cuda"})
+    # Networks with random layers draw numbers in their forward; fork_rng keeps training reproducible.
     with interrupts, torch.random.fork_rng(devices=cuda), restore_flags(module), eagerly(parts):
         for part in parts:
-            # Not module.eval(): users override it, and some overrides do more than set the flag. Past
-            # nn.Module's attribute machinery, which takes longer than a small network's pass on a GPU.
+            # Not module.eval(): users override it, and some overrides do more than set the flag. Written
+            # to __dict__: nn.Module's __setattr__ takes longer than a small network's pass on a GPU.
             part.__dict__["training"] = False
+        # Frozen parameters keep autograd from building a graph before the first tapped layer.
         for weight in weights:
             if weight.requires_grad:
                 weight.requires_grad_(False)
@@ -116,7 +118,7 @@ def restore_flags(module: nn.Module) -> Iterator[None]:
 
 
 def _parts_and_weights(module: nn.Module) -> tuple[list[nn.Module], list[nn.Parameter]]:
-    """Every module and every parameter, each once; several times faster than module.parameters()."""
+    """All modules and parameters, each once; several times faster than module.parameters()."""
     parts = list(module.modules())
     owned = (weight for part in parts for weight in part._parameters.values() if weight is not None)
     return parts, list({id(weight): weight for weight in owned}.values())

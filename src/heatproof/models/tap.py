@@ -18,7 +18,7 @@ from heatproof.models.running import watched
 
 @dataclass
 class Taken:
-    """Each layer's output, as the leaf of which the gradient is taken, and whole as the layer returned it."""
+    """Outputs of each layer: as leaf tensors for gradients, and whole as the layer returned them."""
 
     outputs: dict[str, Tensor] = field(default_factory=dict)
     whole: dict[str, Any] = field(default_factory=dict)
@@ -28,10 +28,10 @@ class Taken:
 def tap(
     module: nn.Module, names: Sequence[str], gradients: bool = True, runs: Mapping[str, int] | None = None
 ) -> Iterator[Taken]:
-    """Take the outputs of the named layers while the context is open.
+    """Capture the outputs of the named layers while the context is open.
 
-    runs: how often a layer runs in a pass, where that is known: only its last run counts, and nothing is
-    recorded for autograd before it.
+    runs: how often a layer runs in a pass, if known: only its last run counts, and autograd records nothing
+    before it.
     """
     taken = Taken()
     runs_left = dict(runs or {})
@@ -44,6 +44,7 @@ def tap(
         taken.whole[name] = output
         if tensor is None:
             return None
+        # A new leaf cuts the graph here: the backward pass ends at the layer and never reaches the stem.
         leaf = tensor.detach().requires_grad_() if gradients and not tensor.requires_grad else tensor
         taken.outputs.pop(name, None)  # a module that runs twice counts where it ran last
         taken.outputs[name] = leaf
@@ -60,7 +61,7 @@ def at_layers(module: nn.Module, names: Sequence[str], call: Callable[[str, Any]
 
     A result that is not None replaces the output.
     """
-    rectified: dict[str, Tensor] = {}  # by layer: what the function behind it is about to take
+    rectified: dict[str, Tensor] = {}  # by layer: the input of the rectifying function behind it
 
     def wait_for_function(name: str, output: Any) -> None:
         tensor = first_tensor(output)
@@ -86,7 +87,7 @@ def at_layers(module: nn.Module, names: Sequence[str], call: Callable[[str, Any]
 
 
 def replace_first(output: Any, tensor: Tensor) -> Any:
-    """The same kind of output with its first tensor exchanged."""
+    """The same kind of output with its first tensor replaced."""
     if isinstance(output, Tensor):
         return tensor
     if isinstance(output, dict):
@@ -101,7 +102,7 @@ def replace_first(output: Any, tensor: Tensor) -> Any:
 
 
 class Tail:
-    """Logits of one image for changed activations of one layer. The caller holds `frozen_eval(...)`.
+    """Logits of one image for changed activations of one layer. Use inside `frozen_eval(...)`.
 
     A first pass records the output of every module that finishes before the layer. In a tail pass those
     modules return their recorded output and the layer returns the changed activations, so only what lies
@@ -119,7 +120,9 @@ class Tail:
         self.logits = self._record()
         tensor = first_tensor(self.output)
         assert tensor is not None
-        if function := layer.partition("+")[2]:  # which the network will apply again, without a change
+        if function := layer.partition("+")[
+            2
+        ]:  # the network applies it again, which does not change the result
             tensor = BY_NAME[function](tensor)
         layout = layout_of(tensor, self.inputs, model.module)
         assert layout is not None
@@ -148,7 +151,7 @@ class Tail:
                 runs.append(output)
                 self.recorded = {m: list(outputs) for m, outputs in finished.items()}
                 return
-            for part in module.modules():  # its parts are not called when it returns at once
+            for part in module.modules():  # when it returns its recorded output, its children do not run
                 if part is not module:
                     finished.pop(part, None)
             finished.setdefault(module, []).append(output)

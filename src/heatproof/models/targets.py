@@ -1,9 +1,9 @@
-"""Targets as users give them -> columns of the network's table; see heads/.
+"""Convert targets as users give them to columns of the network's logits; see heads/.
 
 A class number needs nothing. A function becomes the head of the network. For segmentation and detection one
-pass over the images as they are finds the region of the class, or the box, and a copy of the Model keeps it,
-so that everything done to the images afterwards is measured by the same region or box. A Model that is bound
-to as many images already keeps what it has.
+pass over the unchanged images finds the region of the class, or the box, and a copy of the Model stores it,
+so that perturbed images are scored by the same region or box. A Model that is already bound to as many images
+is returned unchanged.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from heatproof.types import size_of
 
 
 def bind_targets(model: Model, images: Tensor, targets: Any) -> tuple[Model, Any]:
-    """The Model whose columns hold the targets, and the targets in a form that its check_targets takes.
+    """The Model whose columns are the targets, and the targets in a form that its check_targets accepts.
 
-    images: checked, "b c H W", as they are; their order is that of the targets.
+    images: checked, "b c H W", not perturbed; in the order of the targets.
     """
     if isinstance(targets, Columns):
         return model, targets
@@ -49,13 +49,13 @@ def bind_targets(model: Model, images: Tensor, targets: Any) -> tuple[Model, Any
 
 
 def unbind_targets(model: Model) -> Model:
-    """The Model as it was before it was bound to images."""
+    """The Model before it was bound to images."""
     head = model.head
     return with_head(model, head.free()) if isinstance(head, Dense) and head.bound else model
 
 
 def with_head(model: Model, head: Head) -> Model:
-    """The same network, whose output is read by another head."""
+    """The same network with another head."""
     other = replace(model, head=head)
     other.facts = model.facts.with_other_head()
     return other

@@ -41,7 +41,7 @@ QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The network inside what torch.compile or data parallelism wrapped around it: hooks do not reach it."""
+    """The network inside a torch.compile or data-parallel wrapper, which hooks would not reach."""
     while True:
         compiled = dict(module.named_children()).get("_orig_mod")  # TorchScript has another kind of dict
         if compiled is not None:
@@ -53,7 +53,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def refuse_wrapped(module: nn.Module, name: str) -> None:
-    """Raise ModelError for a network that must be given in another form."""
+    """Raise ModelError for a network in a form that cannot be explained."""
     if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
         raise ModelError(
             f"{name} is TorchScript, whose layers cannot be hooked nor set to evaluation mode from "
@@ -75,12 +75,12 @@ def refuse_wrapped(module: nn.Module, name: str) -> None:
 
 
 def is_quantised(module: nn.Module) -> bool:
-    """Whether a module of it computes in integers, through which no gradient goes."""
+    """Whether a module computes in integers, which have no gradient."""
     return any(type(part).__module__.startswith(QUANTISED) for part in module.modules())
 
 
 def eagerly(parts: Iterable[nn.Module]) -> AbstractContextManager[Any]:
-    """A context in which compiled modules run as they were written."""
+    """A context in which compiled modules run uncompiled, so that hooks are called."""
     compiled = any("_orig_mod" in part._modules or part.__dict__.get("_compiled_call_impl") for part in parts)
     if compiled and hasattr(torch.compiler, "set_stance"):  # not in torch 2.5
         as_written: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
@@ -90,7 +90,7 @@ def eagerly(parts: Iterable[nn.Module]) -> AbstractContextManager[Any]:
 
 @contextmanager
 def checkpoints_in_a_sentence(model: Model, images: Tensor) -> Iterator[None]:
-    """Raise an error with the cause if no gradient comes out: a random network, or one that checkpoints."""
+    """Raise an error with the cause if there is no gradient: a random network, or reentrant checkpointing."""
     try:
         yield
     except RuntimeError as error:
@@ -106,7 +106,7 @@ def checkpoints_in_a_sentence(model: Model, images: Tensor) -> Iterator[None]:
 
 
 class FunctionModule(nn.Module):
-    """A function as a module without parts; gradients end at it."""
+    """A function as a module without submodules and gradients."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ def is_function(module: nn.Module) -> bool:
 
 
 def _as_tensor(output: Any) -> Tensor:
-    """ "b k" scores in what a function returns; a list with one table in it is that table."""
+    """ "b k" scores from what a function returns; a list of one table is that table."""
     if isinstance(output, (list, tuple)) and len(output) == 1 and getattr(output[0], "ndim", 0) == 2:
         output = output[0]
     if isinstance(output, Tensor):
@@ -154,7 +154,7 @@ def _as_tensor(output: Any) -> Tensor:
 
 
 def takes_images(function: Callable[..., Any], options: Collection[str]) -> bool:
-    """Whether a function predicts and does not build a network: it has one required argument, no option."""
+    """Whether a function predicts rather than builds a network: one required argument, no options."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -166,7 +166,7 @@ def takes_images(function: Callable[..., Any], options: Collection[str]) -> bool
 
 @contextmanager
 def function_in(path: Path, name: str) -> Iterator[Callable[..., Any]]:
-    """A function of a Python file, whose neighbours it can import while the context is open."""
+    """A function of a Python file, which can import files beside it while the context is open."""
     if not path.is_file():
         raise ModelError(f"no such file: {path}")
     folder = str(path.resolve().parent)

@@ -1,4 +1,4 @@
-"""Faster passes with the results of the plain network, up to rounding: the one entry is `Accelerator`.
+"""Faster passes with the results of the plain network, up to rounding. Entry point: `Accelerator`.
 
     batches.py   the number of inputs per pass at which a network is fastest
     folding.py   batch norms folded into convolutions; on a GPU fused with shortcut and ReLU
@@ -38,26 +38,26 @@ WORTH_IT = 256  # inputs of a job from which folding saves more time than comput
 
 @dataclass
 class AccelerationState:
-    """What was determined for one model, kept in its facts."""
+    """What was determined for one model; stored in its facts."""
 
     batches: dict[tuple[Any, ...], int] = field(default_factory=dict)  # fastest inputs per pass
     folding: tuple[Hashable, Folding] | None = None  # with the network that it was determined for
     graphs: Graphs | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AccelerationState:
-        """A copied network determines its own."""
+        """A copied network determines its own state."""
         return AccelerationState(dict(self.batches))
 
 
 class Accelerator:
-    """How the passes of a model run. Made anew for every call: the state lies in the model's facts."""
+    """Runs the passes of a model. Created for every call: the state is in the model's facts."""
 
     def __init__(self, model: Model) -> None:
         self.model, self.state = model, model.facts.acceleration
         self.enabled = model.accelerate and os.environ.get(SWITCH, "1") != "0"
 
     def batch_size(self, image_size: tuple[int, ...]) -> int:
-        """Inputs per pass: as given for images of the model's own size, by area for others; or usual."""
+        """Inputs per pass: as given, scaled by the area of the images, or the usual number."""
         model = self.model
         if model.inputs_per_pass is None:
             return usual_batch(model.device, image_size)
@@ -84,11 +84,11 @@ class Accelerator:
             return self.fastest_batch_size(noise.to(model.device), count)
 
     def job(self, images: Tensor, count: int) -> Job:
-        """Passes of a job of `count` inputs like these images; the caller holds `frozen_eval(...)`."""
+        """Passes of a job of `count` inputs like these images. Call inside `frozen_eval(...)`."""
         return Job(self, images, count)
 
     def fused(self, images: Tensor) -> Callable[[], AbstractContextManager[None]] | None:
-        """A context in which the convolutions of a pass on a GPU run fused; None where they do not."""
+        """A context in which convolutions run fused with norm and ReLU on a GPU; None if they cannot."""
         folding = self.folding(images[:1]) if self.model.device.type == "cuda" else None
         return None if folding is None else folding.refreshed
 
@@ -120,7 +120,7 @@ class Accelerator:
         return _copied(graphs.run(key, function, inputs, request=request, reads=reads))
 
     def replayed(self, request: Hashable, images: Tensor, targets: Any) -> Any:
-        """Results of a request that came before; None where it did not, or the network has changed."""
+        """Results of an earlier request from its recording; None if there is none or the network changed."""
         graphs = self.state.graphs if self.enabled else None
         if graphs is None or graphs.reason or request not in graphs.requests:
             return None
@@ -129,11 +129,11 @@ class Accelerator:
                 request, self._inputs(images, targets), lambda: self._key(graphs, request)
             )
         except torch.OutOfMemoryError:
-            return None  # the queue makes the pass, and halves it
+            return None  # out of memory: the queue repeats the pass with half the inputs
         return None if results is None else _copied(results)
 
     def describe(self) -> list[str]:
-        """Sentences for a run's log: how this network runs."""
+        """Sentences for a run's log: how the passes of this network run."""
         sentences = [
             f"{batch} inputs of {'x'.join(map(str, key[2]))} per pass were fastest"
             for key, batch in self.state.batches.items()
@@ -173,7 +173,7 @@ class Accelerator:
     def folding(self, image: Tensor) -> Folding | None:
         """The folding of the network, determined once; None if nothing is folded, or modules have hooks."""
         model, fuse = self.model, self.model.device.type == "cuda"
-        # Of a call, nothing is known about where it leads.
+        # A custom `call` may run anything: nothing is known about its modules.
         if not self.enabled or model.call is not None or (fuse and not recordable(model.module)):
             return None
         key = model.device, model.dtype, model.precision, *map(id, model.module.modules())
@@ -198,14 +198,14 @@ class Accelerator:
 
 
 class Job:
-    """Passes of one job, without hooks of ours: folded and recorded where that pays."""
+    """Passes of one job, without our hooks: folded and recorded if that saves time."""
 
     def __init__(self, accelerator: Accelerator, images: Tensor, count: int) -> None:
         self.model, self.graphs = accelerator.model, accelerator.graphs
         self.folding = accelerator.folding(images[:1]) if count >= WORTH_IT else None
         if self.folding is not None:
             self.folding.refresh()
-        # With the folded weights, which a recording reads: they live as long as it does.
+        # A recording reads the folded weights, so they must live as long as it does.
         self.key = self.graphs and (self.graphs.state(self.model.module), self.model.precision, self.folding)
 
     def logits(self, images: Tensor) -> Tensor:
@@ -218,7 +218,7 @@ class Job:
     def input_gradients(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """ "b c h w" gradient of each target's logit and the "b k" logits."""
         with span("backward", inputs=len(images)):
-            pass  # counted here, since a recording has no spans
+            pass  # counted here: a replayed recording runs no Python and opens no spans
         if self.graphs is None:
             return self._gradients(images, targets)
         inputs = images, targets.to(images.device)
@@ -235,5 +235,5 @@ class Job:
 
 
 def _copied(results: Any) -> Any:
-    """Out of the memory that the next pass overwrites."""
+    """Copy results out of the memory that the next pass overwrites."""
     return tree_map_only(Tensor, Tensor.clone, results)

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 PIXELS = 224 * 224
 CPU_USUAL, CUDA_USUAL = 8, 256  # at 224x224; half and twice as many are tried too
 CPU_MOST, CUDA_MOST = 128, 1024  # of small images
-SHARE = 0.02  # the most that a trial may cost, of a job
+SHARE = 0.02  # largest cost of a trial, as a share of the job
 ROUNDS = 2
-FASTER = 0.95  # of the usual size's time, for another to be chosen
+FASTER = 0.95  # share of the usual size's time below which another size is chosen
 
 
 def usual_batch(device: torch.device, image_size: tuple[int, ...]) -> int:
-    """A batch size that suits most networks at this image size; the queue shrinks it if memory is short."""
+    """Batch size that suits most networks at this image size; the queue shrinks it if memory is short."""
     usual, most = (CUDA_USUAL, CUDA_MOST) if device.type == "cuda" else (CPU_USUAL, CPU_MOST)
     return max(1, min(most, usual * PIXELS // math.prod(image_size)))
 

@@ -35,7 +35,7 @@ from heatproof.models.running import frozen_eval, max_precision, usual_precision
 if TYPE_CHECKING:
     from heatproof.models.model import Model
 
-RELATIVE = 1e-4  # largest difference of folded logits, of the largest logit
+RELATIVE = 1e-4  # largest difference of folded logits, relative to the largest logit
 BatchNorm = nn.modules.batchnorm._BatchNorm
 READ_ON_THE_HOST = ("item", "tolist", "__bool__", "__float__", "__int__", "equal", "allclose", "numpy")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -64,7 +64,7 @@ class FoldedConv:
         return partial(self.conv._conv_forward, weight=weight, bias=self.bias), lambda images: images
 
     def fold(self, scale: Tensor | None, shift: Tensor | None, bf16: bool) -> None:
-        """Fold the weights as they are now; into the same memory each time, where a CUDA graph reads them."""
+        """Fold the current weights, into the same memory each time, since a CUDA graph reads them there."""
         own, bias = self.conv.weight.detach(), self.conv.bias
         dtype = torch.bfloat16 if bf16 else own.dtype
         if scale is None and own.dtype == dtype:
@@ -83,9 +83,9 @@ class FoldedConv:
 
 @dataclass(eq=False)
 class FusedConv(FoldedConv):
-    """A convolution that runs with the norm, the shortcut and the ReLU behind it as one kernel of cuDNN."""
+    """A convolution that runs with the norm, shortcut and ReLU behind it as one cuDNN kernel."""
 
-    fused: bool = False  # whether it ever did
+    fused: bool = False  # whether it ever ran fused
 
     def forwards(self) -> Sequence[Callable[[Tensor], Tensor]]:
         return (self._start, self._pass_norm)[: len(self.parts)]
@@ -118,11 +118,13 @@ class FusedConv(FoldedConv):
 
 
 class DeferredConv(Tensor):
-    """The output of a convolution, not computed before it is known what follows."""
+    """The output of a convolution, computed only when its reader is known."""
 
     step: FusedConv
     images: Tensor
-    reads: list[tuple[Tensor, int | None]]  # tensors that it will read, with their versions
+    reads: list[
+        tuple[Tensor, int | None]
+    ]  # tensors to be read, with their versions, so that a change in between is noticed
     normed: bool
     shortcut: Tensor | None
     output: Tensor | None
@@ -174,7 +176,7 @@ class DeferredConv(Tensor):
             raise RuntimeError("the input of a deferred convolution was changed before it was computed")
 
     def with_shortcut(self, other: Tensor, in_place: bool) -> DeferredConv | None:
-        """This plus another tensor, still deferred; None where that is impossible."""
+        """This plus another tensor, still deferred; None if that is impossible."""
         step = self.step
         fits = step.weight is not None and other.dtype == step.weight.dtype and other.shape == self.shape
         if self.output is not None or self.shortcut is not None or not fits or other.requires_grad:
@@ -196,7 +198,7 @@ def _sum(in_place: bool, left: Any, right: Any) -> DeferredConv | None:
 
 
 def computed(images: Tensor) -> Tensor:
-    """A deferred tensor computed by the network's own modules; other tensors as they are."""
+    """Compute a deferred tensor with the network's own modules; return other tensors unchanged."""
     if not isinstance(images, DeferredConv):
         return images
     with torch._C.DisableTorchFunctionSubclass():
@@ -217,7 +219,7 @@ def _version(images: Tensor) -> int | None:
 
 @dataclass(eq=False)
 class Folding:
-    """The folded convolutions of one network. The caller holds `frozen_eval(...)`."""
+    """The folded convolutions of one network. Use inside `frozen_eval(...)`."""
 
     steps: Sequence[FoldedConv] = ()
     precision: str | None = None
@@ -236,7 +238,7 @@ class Folding:
             if fuse:
                 tried.steps = [s for s in tried.steps if isinstance(s, FusedConv) and s.fused]
                 fine = fine and agree(model, plain, tried._logits(model, image))
-        except RuntimeError:  # cuDNN has no such kernel, or the network changes what is still to be read
+        except RuntimeError:  # cuDNN has no such kernel, or the network modifies a tensor before it is read
             fine = False
         return tried if fine else Folding()
 
@@ -299,19 +301,19 @@ def agree(model: Model, plain: Tensor, folded: Tensor) -> bool:
 
 
 def _fusible(conv: nn.Conv2d) -> bool:
-    """Whether cuDNN's fused kernel computes it, and fast: not in groups."""
+    """Whether cuDNN's fused kernel supports the convolution and is fast for it: not grouped ones."""
     plain = type(conv).forward is nn.Conv2d.forward and conv.groups == 1 and not is_watched(conv)
     return plain and conv.padding_mode == "zeros" and not isinstance(conv.padding, str)
 
 
 def is_watched(part: nn.Module) -> bool:
-    """Whether other Python code runs in its pass: a hook, or a patched forward."""
+    """Whether user code runs in the module's pass: a hook or a patched forward."""
     own = part.__dict__
     return any(map(own.__getitem__, HOOKS)) or "forward" in own
 
 
 def foldable(model: Model, image: Tensor) -> tuple[list[tuple[nn.Conv2d, BatchNorm]], Tensor]:
-    """Pairs of a convolution and the norm that alone reads it, in one pass; and the logits "1 k"."""
+    """Find pairs of a convolution and a norm that alone reads it, by one pass; also the logits "1 k"."""
     runs: Counter[nn.Module] = Counter()
     from_conv: dict[int, nn.Conv2d] = {}  # by the output's id, which `outputs` keeps from being reused
     pairs: list[tuple[nn.Conv2d, BatchNorm, Tensor]] = []
@@ -342,7 +344,7 @@ def foldable(model: Model, image: Tensor) -> tuple[list[tuple[nn.Conv2d, BatchNo
 
 
 class _Readers(TorchFunctionMode):
-    """Counts the functions that read each tensor's values, by the tensor's id."""
+    """Count the functions that read each tensor, by the tensor's id."""
 
     def __init__(self) -> None:
         super().__init__()

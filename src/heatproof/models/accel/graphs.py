@@ -34,7 +34,7 @@ from heatproof.timeline import span
 
 MOST = 6  # recordings of a Model
 SEEN = 2  # passes of a shape before it is recorded
-LARGER = 8  # times as many inputs: the most that a padded batch may waste, since launches take the time
+LARGER = 8  # largest ratio of padded to real inputs; at small batches launches cost more than inputs
 PLAIN = (int, float, bool, str, type(None))
 OF_EVERY_MODULE = frozenset(nn.Module().__dict__)  # weights, modes, hooks: handled separately
 log = logging.getLogger("heatproof")
@@ -75,13 +75,13 @@ class Recording:
 
 @cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all recordings: cuBLAS keeps a work space for every stream that it ever saw."""
+    """One stream for all recordings: cuBLAS allocates a work space for every stream it sees."""
     return torch.cuda.Stream(device)
 
 
 @contextmanager
 def _normal_tensors() -> Iterator[None]:
-    """Tensors that may be changed later, also where the caller is in inference mode."""
+    """Create tensors outside inference mode, so that they may be changed later."""
     grad = torch.is_grad_enabled()
     with torch.inference_mode(False), torch.set_grad_enabled(grad):
         yield
@@ -89,7 +89,7 @@ def _normal_tensors() -> Iterator[None]:
 
 @contextmanager
 def _refusing_to_wait() -> Iterator[None]:
-    """Raise an error where the host waits for the GPU, which would break more than the recording itself."""
+    """Raise an error if the host waits for the GPU, which would break more than the recording itself."""
 
     def set_mode(mode: int | str) -> None:
         with warnings.catch_warnings():
@@ -108,7 +108,7 @@ _every: weakref.WeakSet[Graphs] = weakref.WeakSet()
 
 
 def drop_recordings() -> None:
-    """Drop the recordings of all networks, whose memory nothing else can use."""
+    """Drop the recordings of all networks, to free their memory."""
     for graphs in list(_every):
         graphs.recordings.clear()
 
@@ -121,13 +121,13 @@ class Graphs:
         self.recordings: OrderedDict[tuple[Hashable, int], Any] = OrderedDict()
         self.seen: Counter[Hashable] = Counter()
         self.requests: OrderedDict[Hashable, tuple[Hashable, int]] = OrderedDict()  # keys of recordings
-        self.reason = ""  # why nothing is recorded any more
+        self.reason = ""  # why recording was given up
         self._state: _ModuleState | None = None
         self._memory: Any = None
         _every.add(self)
 
     def state(self, module: nn.Module) -> Hashable:
-        """A mark of all that a recording cannot see change; None of a network that is not recordable."""
+        """A hash of everything a recording cannot see change; None if the network is not recordable."""
         if self._state is None or not self._state.holds(module):
             self._state = _ModuleState(module)
         return self._state.mark
@@ -183,7 +183,9 @@ class Graphs:
             return function(*inputs)
         try:
             recording = self.record(function, inputs, reads, None if lasting else self._pool())
-        except Exception as error:  # of any kind: the plain pass raises it again, or not
+        except (
+            Exception
+        ) as error:  # of any kind; the plain pass that follows raises it again if it is the network's
             self.reason = f"its pass cannot be recorded as a CUDA graph ({first_line(error)[:120]})"
             log.info("passes run kernel by kernel: %s", self.reason)
             self.recordings.clear()
@@ -218,7 +220,7 @@ def _full_key(key: Hashable, inputs: Sequence[Tensor]) -> Hashable:
 
 
 def _first_rows(results: Any, size: int, count: int) -> Any:
-    """Without the rows that padded the batch."""
+    """Drop the rows that padded the batch."""
     if size == count:
         return results
     return tree_map_only(Tensor, lambda tensor: tensor[:count] if len(tensor) == size else tensor, results)
@@ -230,7 +232,7 @@ def recordable(module: nn.Module) -> bool:
 
 
 class _ModuleState:
-    """A network's state, kept for a quick check whether it still holds.
+    """A network's state, stored to check quickly whether it is unchanged.
 
     It keeps references to all that it compares by identity, so that nothing can be freed and replaced unseen.
     """
@@ -271,7 +273,7 @@ def state_of(module: nn.Module) -> int:
 
 
 def _mark(value: object) -> object:
-    """A value that differs when an attribute is exchanged."""
+    """A value that differs if an attribute is replaced."""
     if isinstance(value, tuple):
         return repr(value)
     return value.data_ptr() if isinstance(value, Tensor) else id(value)

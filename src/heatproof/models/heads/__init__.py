@@ -67,7 +67,7 @@ ALIASES = {"logit": "one logit", "multi-label": "multilabel"}
 
 
 def named_head(name: str) -> Head:
-    """The head of that name, as TOML and the command line give it."""
+    """The head of this name, as written in TOML and on the command line."""
     known = ALIASES.get(name, name)
     if known not in HEADS:
         names = ["softmax", "logit", *(n for n in HEADS if n not in ("softmax", "one logit"))]
@@ -76,7 +76,7 @@ def named_head(name: str) -> Head:
 
 
 def chosen_head(head: str | Head | None, thresholds: Any = None, **settings: Any) -> Head | None:
-    """The head that a user names, with the settings given beside it: thresholds, tolerance, references."""
+    """The head that a user names, with its settings: thresholds, tolerance, references."""
     chosen = named_head(head) if isinstance(head, str) else head
     given = {n: value for n, value in {"thresholds": thresholds, **settings}.items() if value is not None}
     if not given:
@@ -92,7 +92,7 @@ def chosen_head(head: str | Head | None, thresholds: Any = None, **settings: Any
 
 
 def _read_references(given: Any) -> Tensor:
-    """Vectors "t d": as they are, or from a .npy file."""
+    """Vectors "t d", given directly or as a .npy file."""
     if isinstance(given, (str, PathLike)):
         try:
             given = np.load(given, allow_pickle=False)
@@ -102,7 +102,7 @@ def _read_references(given: Any) -> Tensor:
 
 
 def read_first(head: Head, module: nn.Module, output: Any, count: int, last: LastStep) -> tuple[Head, Tensor]:
-    """The head, and the table "b k" of a first pass in which `last` has watched the network."""
+    """Determine the head and the logits "b k" from a first pass, in which `last` recorded functions."""
     if undetermined := isinstance(head, Undetermined):
         _refuse_record(module, output)
         head = _kind(output)
@@ -120,7 +120,7 @@ def read_first(head: Head, module: nn.Module, output: Any, count: int, last: Las
 
 
 def check_inputs(module: nn.Module) -> None:
-    """Raise InputError for a network that takes images and texts together, as CLIP does."""
+    """Raise InputError for a network that takes images and texts together, such as CLIP."""
     if callable(getattr(module, "get_image_features", None)):
         raise InputError(
             f"{type(module).__name__} takes images and texts together; wrap it so that it returns "
@@ -129,7 +129,7 @@ def check_inputs(module: nn.Module) -> None:
 
 
 def _refuse_record(module: nn.Module, output: Any) -> None:
-    """Raise InputError for the record of an encoder."""
+    """Raise InputError for the output record of an encoder without logits."""
     if logits_of(output) is not output:
         return
     names = [n for n in HIDDEN if (n in output if isinstance(output, dict) else hasattr(output, n))]

@@ -28,13 +28,13 @@ SIGMOIDS = ("sigmoid", "sigmoid_", "special_expit")
 
 
 class Columns(NamedTuple):
-    """Targets that are settled: column numbers, not classes."""
+    """Resolved targets: column numbers, not classes."""
 
     numbers: Tensor  # "b"
 
 
 class LastStep(TorchFunctionMode):
-    """Remembers which torch function filled which memory, in the first pass of a network."""
+    """Record which torch function wrote which memory, in the first pass of a network."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class LastStep(TorchFunctionMode):
         return result
 
     def of(self, tensor: Tensor) -> str:
-        """The name of the function whose result this is, or is a view of."""
+        """Name of the function that computed this tensor, or the tensor it is a view of."""
         return self.made.get(_memory(tensor) or 0, "")
 
     def is_sigmoid(self, tensor: Tensor) -> bool:
@@ -69,11 +69,11 @@ def _memory(tensor: Tensor) -> int | None:
 
 @dataclass(frozen=True)
 class Head:
-    """The interface of heads. by_itself: determined by the first pass, not given."""
+    """Interface of heads. by_itself: determined by the first pass, not given by the user."""
 
     name: ClassVar[str] = ""
     output: ClassVar[str] = ""  # what it is, in words
-    chance: ClassVar[str] = ""  # what counts as a probability; "" where nothing does
+    chance: ClassVar[str] = ""  # the function that gives probabilities; "" if there are none
     same_if: ClassVar[str] = "the same class is the most likely one"
     names_classes: ClassVar[bool] = False  # whether its prediction is a class, or a set of them
     one_class: ClassVar[bool] = False  # whether it is one class
@@ -87,18 +87,18 @@ class Head:
         return self.output
 
     def table(self, output: Any, count: int) -> Tensor:
-        """ "b k" in what the network returns for so many images."""
+        """ "b k" columns of the network's output for this number of images."""
         return rows_of(output, count)
 
     def settled(self, module: nn.Module, output: Any, table: Tensor, last: LastStep) -> Head:
-        """This head, once the first pass has shown which function the network ends in."""
+        """This head, once the first pass has determined the network's last function."""
         return self
 
     def logits(self, table: Tensor) -> Tensor:
         return table
 
     def targets(self, columns: int) -> int:
-        """Number of targets, of so many columns."""
+        """Number of targets for this number of columns."""
         return columns
 
     def scores(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -137,17 +137,17 @@ class Head:
         return None
 
     def unanswered(self, logits: Tensor) -> Tensor:
-        """ "b" bool: rows that are NaN or infinite; a class may have -inf beside classes that have not."""
+        """ "b" bool: rows that are NaN or infinite; a class may be -inf if others are finite."""
         values = self.probabilities(logits) if self.chance else logits
         return (~values.isfinite() | logits.isposinf()).any(1)
 
     def need_classes(self, who: str) -> None:
-        """Raise InputError for what compares classes with labels, if there are no classes."""
+        """Raise InputError if the head has no classes to compare with labels."""
         if not self.names_classes:
             raise self.refused(f"classes, which {who} needs")
 
     def need_one_class(self, who: str) -> None:
-        """Raise InputError for what trains or compares one class per image, if there may be others."""
+        """Raise InputError if an image may have other than exactly one class."""
         if not self.one_class:
             raise InputError(
                 f"{who} needs a network that names one class for each picture, and the head here is "
@@ -162,7 +162,7 @@ class Head:
 
 
 def rows_of(output: Any, count: int) -> Tensor:
-    """ "b k", one row for each of the images, in what a classifier returns: a tensor, tuple or record."""
+    """ "b k", one row per image, from what a classifier returns: a tensor, tuple or record."""
     output = logits_of(output)
     if isinstance(output, (tuple, list)) and output:
         rows = [t for t in output if isinstance(t, Tensor) and t.ndim == 2 and t.is_floating_point()]

@@ -32,7 +32,7 @@ BOXES = ("boxes", "scores", "labels")
 
 
 class Place(NamedTuple):
-    """A class, and where: a mask "H W" or "b H W", or a box (x0, y0, x1, y1) or "b 4"."""
+    """A class and its region: a mask "H W" or "b H W", or a box (x0, y0, x1, y1) or "b 4"."""
 
     classes: Any
     where: Tensor
@@ -61,7 +61,7 @@ class Dense(Head, ABC):
 
     @abstractmethod
     def look(self, output: Any, count: int) -> list[Any]:
-        """What binding needs to know of each image."""
+        """Per image, the data that `bind` needs."""
 
     @abstractmethod
     def bind(self, seen: list[Any], targets: Any) -> Dense:
@@ -263,7 +263,7 @@ def box_overlap(boxes: Tensor, others: Tensor) -> Tensor:
 
 
 def _best(detections: dict[str, Tensor], label: int | None) -> tuple[Tensor, int]:
-    """The box with the highest score, of a class where one is given."""
+    """The box with the highest score, of one class if given."""
     boxes, scores, labels = (detections[name] for name in BOXES)
     among = torch.ones_like(labels, dtype=torch.bool) if label is None else labels == label
     if not among.any():
@@ -273,7 +273,7 @@ def _best(detections: dict[str, Tensor], label: int | None) -> tuple[Tensor, int
 
 
 def _largest(pixels: Tensor) -> Tensor:
-    """The class of most pixels; class 0, usually the background, only where there is no other."""
+    """The class with most pixels; class 0, usually the background, only if there is no other."""
     for least in (1, 0):
         if len(among := pixels[pixels >= least]):
             return among.mode().values

@@ -42,7 +42,7 @@ CLASSES = 1000
 
 
 class Aside(NamedTuple):
-    """An image that the study leaves out, and why."""
+    """An image that the study leaves out, with the reason."""
 
     image: str
     reason: str
