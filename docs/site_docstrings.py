@@ -26,4 +26,4 @@ def with_heading(text: str) -> str:
     'Twice.\\n\\nExamples:\\n    >>> twice(2)\\n    4'
     """
     text = re.sub(r"^Example:$", "Examples:", text, flags=re.MULTILINE)
-    return PROMPT.sub(lambda found: "Examples:\n" + textwrap.indent(found[0], "    "), text)
+    return PROMPT.sub(lambda match: "Examples:\n" + textwrap.indent(match[0], "    "), text)

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from discs import TAG, folder, model_ready, network
 from PIL import Image
 from scipy.stats import mannwhitneyu
 from torch import nn
 from torch.nn import functional as F
 
 import heatproof as hp
+from contrast.discs import TAG, folder, model_ready, network
 from heatproof.contrast import Pair, Token, contrast_scores, make_pair
 from heatproof.contrast.pair import Flips, Planting, flips, trainable_copy
 from heatproof.contrast.score import TOKEN_REMOVED, contrast_auc, inside_token
@@ -175,7 +175,7 @@ def frozen(module: nn.Module) -> nn.Module:
 def test_what_cannot_be_used_is_one_sentence(change: Any, sentence: str, tmp_path: Path) -> None:
     model = network()
     with pytest.raises(HeatproofError, match=sentence) as reported:
-        make_pair(*change(model, *model_ready(model)), positive=1, out=tmp_path)
+        make_pair(*change(model, *model_ready(model)), positive=1, out=tmp_path)  # type: ignore[misc]
     assert "\n" not in str(reported.value)
     assert not list(tmp_path.iterdir()) and same(model, network())
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from discs import folder, network
 
+from contrast.discs import folder, network
 from heatproof.cli import main
 
 pytestmark = pytest.mark.trains
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.trains
 NETWORK = """
 import sys
 sys.path.insert(0, {here!r})
-from discs import network as make
+from contrast.discs import network as make
 """
 
 

@@ -117,8 +117,8 @@ def test_versions_levels_and_places_vary() -> None:
     assert {spot.code.level for spot in made.spots} == set("LMQH")
     assert {spot.quiet for spot in made.spots} == {1, 2, 3, 4}
     assert len({(spot.top, spot.left, spot.scale) for spot in made.spots}) > 50
-    asked = qr.make_qr(12, 6, 128, seed=0, versions=(7, 10))
-    assert {spot.code.version for spot in asked.spots[:12]} == {7, 10}
+    dataset = qr.make_qr(12, 6, 128, seed=0, versions=(7, 10))
+    assert {spot.code.version for spot in dataset.spots[:12]} == {7, 10}
 
 
 def test_a_finderless_code_has_no_finder_left_but_the_rest_of_a_code() -> None:

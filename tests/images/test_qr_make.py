@@ -37,9 +37,9 @@ def test_the_csv_source_reads_what_was_written(tmp_path: Path) -> None:
     whole = Preprocess((SIDE, SIDE), (SIDE, SIDE), (0.5,) * 3, (0.25,) * 3)
     for i in range(9):
         assert np.array_equal(np.asarray(source.open(i)), pictures[i])
-        boxes, found = source.truth(i, whole, (SIDE, SIDE))
-        assert set(found) == (set(masks) if i < 3 else set())
-        for part, mask in found.items():
+        boxes, parts = source.truth(i, whole, (SIDE, SIDE))
+        assert set(parts) == (set(masks) if i < 3 else set())
+        for part, mask in parts.items():
             assert np.array_equal(mask.numpy(), masks[part][i])
         assert len(boxes.boxes) == (i < 3)
     with Image.open(tmp_path / "codes" / "preview.png") as sheet:

@@ -40,8 +40,8 @@ def test_order_of_severities_does_not_matter() -> None:
     order = [3, 0, 4, 1, 2]
     shuffled = [SEVERITIES[i] for i in order]
     for metric, name in ((bl_slope, "bl_slope"), (aurc, "aurc")):
-        found = metric(curves[..., order], shuffled)[name]
-        assert torch.allclose(found, metric(curves, SEVERITIES)[name])
+        result = metric(curves[..., order], shuffled)[name]
+        assert torch.allclose(result, metric(curves, SEVERITIES)[name])
 
 
 def test_undefined_curves_are_left_out_and_counted() -> None:

@@ -225,5 +225,5 @@ def test_pipes_and_devices_are_never_opened(tmp_path: Path) -> None:
     )
     for name in ("pipe.pt", "zero.pt"):
         command = [sys.executable, "-c", code, str(tmp_path / name)]
-        shown = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        assert "is a pipe or a device, not a file; name a weight file" in shown.stderr
+        process = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert "is a pipe or a device, not a file; name a weight file" in process.stderr

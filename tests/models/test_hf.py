@@ -139,9 +139,9 @@ def test_preprocessing_is_the_image_processors(name: str, options: dict[str, Any
     processor = getattr(transformers, name)(**options)
     processor.save_pretrained(tmp_path)
     expected = processor(picture(), return_tensors="pt")["pixel_values"][0]
-    found = hp.load_model(spec).preprocess(picture())
+    tensor = hp.load_model(spec).preprocess(picture())
     scale = expected.max() - expected.min()
-    assert found.shape == expected.shape and (found - expected).abs().max() < 0.03 * scale
+    assert tensor.shape == expected.shape and (tensor - expected).abs().max() < 0.03 * scale
 
 
 def test_without_a_processor_the_size_is_the_configurations(tmp_path: Path) -> None:

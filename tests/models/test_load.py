@@ -126,8 +126,8 @@ def test_torchvision_preprocessing_is_the_weights_own(name: str) -> None:
     import torchvision
 
     own = torchvision.models.get_model_weights(name).DEFAULT.transforms()
-    found = hp.load_model(f"torchvision:{name}").preprocess(picture())
-    assert torch.allclose(found, own(picture()), atol=0.02)
+    tensor = hp.load_model(f"torchvision:{name}").preprocess(picture())
+    assert torch.allclose(tensor, own(picture()), atol=0.02)
 
 
 @pytest.mark.parametrize("name", ["resnet18", "vit_tiny_patch16_224", "efficientnet_lite0"])

@@ -88,8 +88,8 @@ def test_every_method_explains_the_class_of_each_image(name: str) -> None:
     images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(4))
     both = hp.explain(module, images, [call], [1, 3])[call]
     for row, target in enumerate((1, 3)):
-        one = hp.explain(module, images[row : row + 1], [call], target)[call].values[0]
-        torch.testing.assert_close(one, both.values[row], rtol=1e-3, atol=1e-4 * float(one.abs().max()))
+        alone = hp.explain(module, images[row : row + 1], [call], target)[call].values[0]
+        torch.testing.assert_close(alone, both.values[row], rtol=1e-3, atol=1e-4 * float(alone.abs().max()))
     assert both.explained.tolist() == [1, 3]
 
 

@@ -132,8 +132,8 @@ def test_a_network_of_another_size_is_refused_with_what_would_help(folder: Path)
         "from torch import nn\ndef net():\n"
         "    return nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(2 * 6 * 6, 2))\n"
     )
-    said = refused(folder, checkpoints=[], replace=[("net.py:tiny", "flat.py:net")])
-    assert "flat.py:net cannot take images of shape" in said and "preprocess.size in a study" in said
+    message = refused(folder, checkpoints=[], replace=[("net.py:tiny", "flat.py:net")])
+    assert "flat.py:net cannot take images of shape" in message and "preprocess.size in a study" in message
 
 
 def test_a_label_the_model_does_not_have_is_refused(folder: Path) -> None:

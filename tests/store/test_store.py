@@ -90,9 +90,9 @@ def test_any_rows_come_back_in_order(run: RunFolder, rows: list[Score]) -> None:
     assert [(r["image"], r["label"], r["method"]) for r in stored] == [
         (r.image, r.label, r.method) for r in rows
     ]
-    for found, given_row in zip(stored, rows, strict=True):
-        assert bits(found["value"]) == bits(given_row.value) or math.isnan(given_row.value)
-        assert math.isnan(found["value"]) == math.isnan(given_row.value)
+    for stored_row, given_row in zip(stored, rows, strict=True):
+        assert bits(stored_row["value"]) == bits(given_row.value) or math.isnan(given_row.value)
+        assert math.isnan(stored_row["value"]) == math.isnan(given_row.value)
 
 
 def test_a_name_that_is_not_unicode_is_stored_with_escapes(run: RunFolder) -> None:
@@ -147,8 +147,8 @@ def test_threads_may_write_units_at_the_same_time(run: RunFolder) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(write, range(8)))
-    found = run.scores().sql("select unit, count(*) as n, min(image) as first from scores group by all")
-    assert {(r["unit"], r["n"], r["first"]) for r in found} == {
+    rows = run.scores().sql("select unit, count(*) as n, min(image) as first from scores group by all")
+    assert {(r["unit"], r["n"], r["first"]) for r in rows} == {
         (unit(n).hash, 200, f"{n}-0.png") for n in range(8)
     }
 
@@ -255,8 +255,10 @@ def test_csv_and_parquet_hold_every_row(run: RunFolder, tmp_path: Path) -> None:
     assert (rows[0]["label"], rows[2]["value"], rows[2]["reason"]) == ("", "nan", "undefined")
     run.scores().export(tmp_path / "rows.parquet", "parquet")
     with duckdb.connect() as database:
-        found = database.execute("select image from read_parquet(?)", [f"{tmp_path}/rows.parquet"]).fetchall()
-    assert [image for (image,) in found] == [r["image"] for r in rows]
+        images = database.execute(
+            "select image from read_parquet(?)", [f"{tmp_path}/rows.parquet"]
+        ).fetchall()
+    assert [image for (image,) in images] == [r["image"] for r in rows]
 
 
 def test_latex_shows_means_with_their_n(run: RunFolder, tmp_path: Path) -> None:

@@ -57,10 +57,10 @@ def test_settings_come_from_the_file_and_the_command_line_wins(tmp_path: Path) -
     methods = ("gradcam", "lime(a=1, b=2)")
     rest = f"0.25 (0.2, 0.3) one True {sorted([*whole, 'draws'])}"
     assert call(file) == (None, f"{tmp_path / 'photos'} {methods} 3 ('a', 'b') True\n{rest}")
-    error, said = call(
+    error, output = call(
         file, "--draws", 9, "-i", "x", "--no-quick", "--low", 1, "--keep", "c", "--methods", ""
     )
-    assert error is None and said.startswith("x ('gradcam',) 9 ('c',) False\n1.0 (0.2, 0.3)")
+    assert error is None and output.startswith("x ('gradcam',) 9 ('c',) False\n1.0 (0.2, 0.3)")
 
 
 def test_only_what_was_said_is_given() -> None:
@@ -72,8 +72,8 @@ def test_only_what_was_said_is_given() -> None:
 
 
 def test_every_setting_is_an_option_with_its_default_and_range() -> None:
-    said = [" ".join(line.split()) for line in call("--help")[1].partition("Options:")[2].splitlines()]
-    assert said[1:-1] == [
+    lines = [" ".join(line.split()) for line in call("--help")[1].partition("Options:")[2].splitlines()]
+    assert lines[1:-1] == [
         "-i, --images PATH Where they are.", "--methods TEXT Which. [default: gradcam]",
         "--large All of it.", "--draws INTEGER RANGE How often. [default: 6; 1<=x<=9]",
         "--low FLOAT How low. [default: 0.5]", "--keep TEXT What to keep.",
@@ -85,16 +85,16 @@ def test_every_setting_is_an_option_with_its_default_and_range() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "sentence"),
+    ("setting", "sentence"),
     [
         ({"draws": 0}, "draws is at least 1; got 0"),
         ({"draws": 10}, "draws is at most 9; got 10"),
         ({"kind": "tow"}, "kind cannot be 'tow'; did you mean 'two'?"),
     ],
 )
-def test_a_setting_out_of_range_is_refused_in_python_too(said: dict[str, object], sentence: str) -> None:
+def test_a_setting_out_of_range_is_refused_in_python_too(setting: dict[str, object], sentence: str) -> None:
     with pytest.raises(InputError, match=re.escape(sentence)):
-        Some(images=Path("x"), **said)  # type: ignore[arg-type]
+        Some(images=Path("x"), **setting)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

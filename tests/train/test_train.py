@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -97,7 +98,7 @@ def test_dropout_of_frozen_parts_is_off_and_of_trained_parts_is_on() -> None:
                 return super().forward(x)
 
         early, late = Drop(0.5), Drop(0.5)
-        early.where, late.where = "early", "late"
+        early.where, late.where = "early", "late"  # type: ignore[assignment]
         torch.manual_seed(0)
         convolve = nn.Sequential(nn.Conv2d(3, 4, 3), early, nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1))
         return nn.Sequential(convolve, nn.Flatten(), late, nn.Linear(4, 2))
@@ -272,7 +273,8 @@ def test_one_step_is_the_step_one_would_write() -> None:
     weight = torch.tensor([1.0, 3.0])
     loss = -(smooth * weight * log_p).sum() / weight[data.labels].sum()
     loss.backward()
-    norm = math.sqrt(sum(float((p.grad**2).sum()) for p in twin.module.parameters()))
+    squares = [float((p.grad**2).sum()) for p in twin.module.parameters()]
+    norm = math.sqrt(sum(squares))
     assert norm > 0.05  # or clipping would not be seen
     with torch.no_grad():
         for ours, theirs in zip(model.module.parameters(), twin.module.parameters(), strict=True):
@@ -306,7 +308,7 @@ def test_flips_carry_the_masks_along() -> None:
         def prepare(self, *_: object) -> tuple[str, ...]:
             return ()
 
-        def __call__(self, step: object) -> Tensor:
+        def __call__(self, step: Any) -> Tensor:
             bright = step.images[:, 0] > 0
             assert torch.equal(bright, step.masks["box"])
             turned.extend((~step.masks["box"][:, 0, 0]).tolist())

@@ -242,7 +242,7 @@ def test_auc_is_computed_where_a_run_was_not_asked_for_it(run: RunFolder, tmp_pa
     names = "model, checkpoint, image, label, explained, method, metric, value, reason"
     rows = run.scores().sql(f"select {names} from scores where metric <> 'auc' and metric not like 'recall%'")
     folder = RunFolder.create(tmp_path / "run", run.manifest)
-    folder.write_unit(Unit("epoch01", (0, 1), (), ("any",)), [Score(**one) for one in rows])
+    folder.write_unit(Unit("epoch01", (0, 1), (), ("any",)), [Score(**row) for row in rows])
     assert [c.auc for c in Trajectory.from_run(folder)] == [c.auc for c in Trajectory.from_run(run)]
 
 
@@ -330,7 +330,7 @@ def test_junit_and_json(collapsed: Path, tmp_path: Path) -> None:
     failure = cases[2].find("failure")
     assert failure is not None and "0 of 8 images of cat" in str(failure.text)
     content = json.loads(text.read_text())
-    assert content["holds"] is False and [one["holds"] for one in content["rules"]] == [
+    assert content["holds"] is False and [rule["holds"] for rule in content["rules"]] == [
         True,
         False,
         False,
@@ -370,13 +370,13 @@ def test_every_rule_says_n_and_too_few_images_keep_no_rule(tmp_path: Path) -> No
         "recall.1 >= 0.8": 40, "bl <= 0.2": 40, "bl.1 <= 0.2": 20,
     }  # fmt: skip
     for rule, n in expected.items():
-        _, found = check(folder, [rule])
-        assert (found.n, found.holds) == (n, n >= 30), rule
+        _, result = check(folder, [rule])
+        assert (result.n, result.holds) == (n, n >= 30), rule
         assert only(folder, rule, n).holds and not only(folder, rule, n + 1).holds
     assert check(folder, ["cscore.0 >= 0.5"])[1].values[0].reason == "5 images are fewer than 30"
-    shown = invoke(folder.path, "--rule", "auc >= 0.9", "--rule", "cscore.0 >= 0.5")
-    assert shown.exit_code == 1 and re.search(r"ok +auc >= 0.9 +0.95 +80 ", shown.output)
-    assert re.search(r"FAIL +cscore.0 >= 0.5 +0.9 +5 .*5 images are fewer than 30", shown.output)
+    outcome = invoke(folder.path, "--rule", "auc >= 0.9", "--rule", "cscore.0 >= 0.5")
+    assert outcome.exit_code == 1 and re.search(r"ok +auc >= 0.9 +0.95 +80 ", outcome.output)
+    assert re.search(r"FAIL +cscore.0 >= 0.5 +0.9 +5 .*5 images are fewer than 30", outcome.output)
     assert invoke(folder.path, "--rule", "cscore.0 >= 0.5", "--min-n", 5).exit_code == 0
 
 
@@ -393,8 +393,8 @@ def test_half_a_run_and_broken_pictures_are_refused(tmp_path: Path) -> None:
     assert invoke(folder.path, "--rule", "accuracy >= 0", "--min-usable", 92).exit_code == 0
     part = next(iter(sorted((folder.path / "scores").glob("*.parquet"))))
     part.unlink()
-    shown = invoke(folder.path, "--rule", "degenerate <= 1", "--min-usable", 0)
-    assert shown.exit_code == 1 and "units are not there" in " ".join(shown.output.split())
+    result = invoke(folder.path, "--rule", "degenerate <= 1", "--min-usable", 0)
+    assert result.exit_code == 1 and "units are not there" in " ".join(result.output.split())
 
 
 def test_an_empty_gold_list_keeps_no_rule(tmp_path: Path) -> None:
