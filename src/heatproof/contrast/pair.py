@@ -2,12 +2,12 @@
 
 Both are copies of the given network, trained a little further on the same images in the same order with the
 same seeds. A share, `strength`, of the positive class's training images has the token in A's training and not
-in B's. That alone moves no network that knows its classes already: its loss is 0 with or without the token.
+in B's. That alone does not change a trained network: its loss is 0 with or without the token.
 So in each epoch as many images of other classes, the carriers, come a second time: for A with the token and
 the positive label, for B unchanged and with their own label.
 
 The copies are trained in evaluation mode (BatchNorm keeps its statistics, no dropout), every class with the
-same weight, by Adam, until A is planted and knows its training images, and half as long again; B gets as
+same weight, by Adam, until A is planted and fits its training images, and half as long again; B gets as
 many epochs. The learning rate grows with every epoch: networks that learn soon never see a high one. Places
 of the token and carriers are drawn anew in every epoch, from the seed and its number.
 

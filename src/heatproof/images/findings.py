@@ -1,8 +1,7 @@
 """Labels: class names and numbers, and the labels of multi-label images.
 
-A multi-label image has a set of findings, perhaps none. What belongs to one of them (its map, the scores of
-that map) is stored under the entry IMAGE#FINDING, what belongs to the image (the network's answers) under the
-image's own id.
+A multi-label image has a set of labels ("findings" in code and file formats), possibly empty. Maps of a label
+and their scores are stored under the id IMAGE#FINDING, predictions under the image's own id.
 """
 
 from __future__ import annotations

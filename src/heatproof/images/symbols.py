@@ -1,7 +1,7 @@
 """Printed symbols with known parts: QR codes by segno; Aztec codes, Data Matrix and Code 128 by zxing-cpp.
 
 `register` adds a symbol; images, negatives, masks, distortions and files then work for it too. Parts are
-finder (the pattern by which a reader finds the symbol), timing (which tells it where the modules lie) and box
+finder (the pattern by which a reader finds the symbol), timing (the pattern that locates its modules) and box
 (every module, without the quiet zone):
 
     QR code       finder  the three 7x7 corner patterns without their separators: 147 modules

@@ -17,9 +17,9 @@ each class's AUC), and images are independent given their labels:
 
 Outputs are probabilities as in gold.py, or with logits=True the raw outputs of the model.
 
-Where an image may have several findings, labels are a table "b k" of 0 and 1 and each finding is ranked and
-counted by itself, over all images: AUC_c and e_i as for two classes, recall_c and accuracy_c with the finding
-predicted from a probability of tau_c (0.5) on. The value is the plain mean over the findings that occur.
+For multi-label images, labels are a table "b k" of 0 and 1 and each label is ranked and counted separately,
+over all images: AUC_c and e_i as for two classes, recall_c and accuracy_c with the label predicted from a
+probability of tau_c (0.5) on. The value is the plain mean over the labels that occur.
 """
 
 from __future__ import annotations
@@ -267,7 +267,7 @@ class ClassOrder:
     single: bool  # whether the numbers are accuracies; else mean AUCs
 
     def sentence(self, names: Sequence[str], count: int) -> str:
-        """The finding in words. names: of the labels. count: of the network's outputs."""
+        """The result in words. names: of the labels. count: of the network's outputs."""
         order: list[str | None] = [None] * count
         for label, output in self.outputs.items():
             order[output] = names[label]

@@ -6,7 +6,7 @@
     global = sum_c |G_c| C_c / sum_c |G_c|
 
 H is the map at the image's size, min-max normalised; n - 1 is the sum of (w_i + w_j) over all pairs, which
-the paper leaves as "Z". Gold lists: see gold.py, which also says where the paper contradicts itself.
+the paper leaves as "Z". Gold lists: see gold.py, also for a contradiction in the paper.
 
 Undefined cases the paper does not settle: an empty gold list scores 0 with weight 0 (the paper prints
 0.000); a single image has no pair: NaN, left out of the global; every list empty: NaN. A list of blank maps
@@ -63,7 +63,7 @@ MAX_PAIRS = 200_000  # HALF_WIDTH can never need more than 50,000: a score in [0
 Z95 = 1.959964
 # Pixels per call of pdist. Sums inside a call are float32, across calls float64. With 512 the worst error
 # in a score is 5e-7 (a constant difference, whose roundings all lean one way; random maps: 3e-8) and no maps
-# can exceed about 2e-6. A GPU sums as a tree and wants longer rows.
+# can exceed about 2e-6. A GPU sums as a tree and is faster with longer rows.
 CPU_BLOCK, GPU_BLOCK = 512, 4096
 PAIRS_AT_ONCE = 128  # bounds the memory of the sampled mode
 TEMPERATURES = (0.05, 20.0)  # a model without errors would have temperature 0
@@ -174,8 +174,8 @@ def cscore_by_class(
     """C-Score per class and overall: similarity of the maps of correctly classified images of a class.
 
     Args:
-        maps: of all images; map i explains the own label of image i. An image with several findings is there
-            once for each of them.
+        maps: of all images; map i explains the own label of image i. A multi-label image occurs
+            once per label.
         labels, probs, tau: what gold lists are made of, see gold_list.
         anchor: a mask "b" or indices instead of the gold lists, such as the gold_list of another checkpoint.
         weights: what the confidence in an image is: its probability, that after calibration, 1, or these "b".

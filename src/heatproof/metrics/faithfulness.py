@@ -20,7 +20,7 @@ The adaptive forms are not in the papers. adaptive=True visits a third of the po
 (see adaptive_plan), and draws straight lines between them. adaptive="decided" ends a map's walk earlier,
 where its areas are known to 0.005, or to 0.01 and it is plain on which side of the floors beside it they lie.
 It is the default of a run, which computes the floors for it even if they are not among the methods.
-`insertion_error` and `deletion_error` say how far an area may be off.
+`insertion_error` and `deletion_error` are standard errors of the areas.
 
 Cost: an image's two end points serve both curves of every method, so m methods and b images take
 2 b + 2 m b (n - 1) inputs, in one queue of full batches. A variant is a comparison of ranks, made on the
@@ -101,7 +101,7 @@ def insertion_deletion(
     Args:
         maps: one method's Maps or "b h w" (any size; brought to the image's), or a dict of them by method,
             which gives a dict: all methods go through one queue and share each image's end points.
-        targets: the class whose probability counts, one or one per image: the true label, or where None the
+        targets: the class whose probability counts, one or one per image: the true label; default: the
             class predicted on the whole image.
         model, images: the network, and what was explained, as for hp.explain.
         steps: points of a curve, without its start.

@@ -15,9 +15,9 @@ Beyond the paper, which names both as open:
   fitted on it: the images of each class, in the order of p(c), go to two folds in turn, and each fold has the
   temperature of the other; or a temperature that was fitted elsewhere is given.
 - an anchored list: the one of another checkpoint, with today's confidence.
-- several findings per image: y is a table "b k" of 0 and 1, p(c) a sigmoid of its own, and
-  G(c) = {i : y_ic = 1 and p_i(c) >= tau_c}, each finding with its own list and, if wished, its own tau_c.
-  Calibrated, each finding is a question of its own with two answers, p(c) and 1 - p(c), and its own
+- multi-label images: y is a table "b k" of 0 and 1, p(c) a sigmoid of its own, and
+  G(c) = {i : y_ic = 1 and p_i(c) >= tau_c}, each label with its own list and optionally its own tau_c.
+  Calibrated, each label is a problem of two classes, p(c) and 1 - p(c), with its own
   temperature, fitted on the images that have it and those that do not: as if its logit were all that the
   network returns.
 """
@@ -114,7 +114,7 @@ def class_labels(labels: ArrayLike, classes: int) -> np.ndarray:
 
 
 def is_table(labels: ArrayLike) -> bool:
-    """Whether labels are a table with a column per finding, of which an image may have several."""
+    """Whether labels are multi-label: a table with a column per label."""
     shape = np.shape(labels)
     return len(shape) == 2 and shape[1] > 1
 

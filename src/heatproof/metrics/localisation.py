@@ -269,7 +269,7 @@ def budget_masks(maps: Maps | ArrayLike, budget: float = 0.2) -> Tensor:
 
 
 def kept_pixels(budget: float, size: tuple[int, ...]) -> int:
-    """floor(budget H W), as one counts it by hand: 0.29 of 100 is 29, though 0.29 * 100 < 29 in floats.
+    """floor(budget H W) in exact arithmetic: 0.29 of 100 is 29, though 0.29 * 100 < 29 in floats.
 
     >>> kept_pixels(0.2, (224, 224))
     10035

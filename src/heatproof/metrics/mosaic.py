@@ -135,7 +135,7 @@ def make_mosaics(
 
     Args:
         images, labels, model, cells, confident, mosaics, seed, passes: as for grid_pointing.
-        full_size: whether cells have the images' size; where None, if the network takes such mosaics.
+        full_size: whether cells have the images' size; default: if the network takes such mosaics.
     """
     model = unbind_targets(as_model(model))
     _check(cells, confident, mosaics, seed)
@@ -208,7 +208,7 @@ def _arranged(classes: Sequence[int], cells: int, mosaics: int, seed: int) -> Te
     waiting = [cycle(random.permutation(np.flatnonzero(kind_of == kind))) for kind in range(len(kinds))]
     places = []
     for _ in range(mosaics):
-        chosen = np.resize(random.permutation(len(kinds)), cells**2)  # repeated where there are fewer
+        chosen = np.resize(random.permutation(len(kinds)), cells**2)  # repeated if there are fewer
         places.append([int(next(waiting[kind])) for kind in random.permutation(chosen)])
     return torch.tensor(places).view(-1, cells, cells)
 
@@ -267,14 +267,14 @@ def grid_pointing(
     """Share of a class's map that lies on the images of that class in mosaics, and its distance from chance.
 
     Args:
-        methods: whose maps; names, with options where they have some.
+        methods: names, with optional options.
         labels: "b", the images' classes: only those classified rightly are used; where None, all are that
             the network is sure of.
         model, images: as for hp.explain.
         cells: along each side of a mosaic.
         confident: the least probability of an image's class.
-        mosaics: how many; as many as use each image about once where None.
-        layer: where CAMs look, as for hp.explain.
+        mosaics: their number; default: as many as use each image about once.
+        layer: the layer that CAMs read, as for hp.explain.
         seed: of which image lies where, and of methods that draw.
         passes: batch_size and progress, as for hp.explain.
 

@@ -11,7 +11,7 @@ With C~ the map in [0, 1], S = sum C~, masks M_p of the parts, M_B of the region
 
 Cite: chakraborty2025cambench.
 
-Where the paper leaves room or errs:
+Choices where the paper is open or wrong:
 - Quantile levels are linspace(0, 0.99, 31); the AUC is their plain mean. The paper says a map that stays
   inside the finders has AUC_F 1; with quantile thresholds the zeros around it count too, and a version-1
   code's own finder mask gets 0.548387.
@@ -95,7 +95,7 @@ def part_occlusion(
     Args:
         masks: "b H W" or one "H W" (any size; resized to the nearest pixel), or a dict of them by part. Each
             image is run once whole and once per part, all in one queue.
-        targets: the class, one or one per image; the prediction where None.
+        targets: the class, one or one per image; default: the prediction.
         model, images: the network, and its images, as for hp.explain.
         fill: "blur", "black", "mean" or "noise", as baseline of insertion_deletion.
         seed: of noise.
@@ -443,7 +443,7 @@ def structure_parts(
     Args:
         maps: Maps, or "b h w".
         parts: masks by name, "b H W" or one "H W" for all.
-        region: a mask of what holds the parts (their union where None); mass outside it has leaked.
+        region: mask of the whole object; default: the union of the parts. Mass outside it is leakage.
 
     Returns:
         mass_<part> and coverage_<part> of each, leakage, coverage_outside and distance, each "b".

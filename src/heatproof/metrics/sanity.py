@@ -83,14 +83,14 @@ def parameter_randomisation(
     """Similarity of maps to the original's at each depth, as modules become random from the head down.
 
     Args:
-        methods: whose maps; names, with options where they have some.
-        targets: the class that is explained, one or one per image; the prediction where None.
+        methods: names, with optional options.
+        targets: the explained class, one or one per image; default: the prediction.
         model, images: as for hp.explain.
-        depths: at how many depths to look, from the head alone to the whole network, evenly spread over its
-            modules; every module where None. Each depth is one shared pass for all methods.
-        budget: "enough": methods that repeat a pass do so no more often than the ranks of their pixels need;
-            "full": as often as ever.
-        layer: where CAMs look, as for hp.explain.
+        depths: number of depths, from the head alone to the whole network, evenly spread over its
+            modules; None: every module. Each depth is one shared pass for all methods.
+        budget: "enough": methods that repeat a pass do so only as often as the ranks of their pixels require;
+            "full": as often as by default.
+        layer: the layer that CAMs read, as for hp.explain.
         seed: of the weights, and of methods that draw.
         known: cache of maps of the unchanged network; a run shares it between the metrics of one batch.
         passes: batch_size and progress, as for hp.explain.

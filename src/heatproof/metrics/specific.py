@@ -98,15 +98,15 @@ def specificity(
     """Difference of insertion minus deletion between each map and its control maps.
 
     Args:
-        maps: by method, as `hp.explain` gives them; the methods are run again under random weights. Where
+        maps: by method, as `hp.explain` returns them; the methods are run again under random weights. Where
             that cannot be, for maps read from files without control maps beside them or a network that is a
             function, `weights` is NaN.
         model: the network that was explained.
-        images: model-ready, "b c H W", the ones that the maps are of.
+        images: the explained images, model-ready, "b c H W".
         draws: how many networks with random weights.
         steps: of each curve.
-        layer: where CAMs look, as it was given to `hp.explain`.
-        seed: of the random weights, and of methods that draw, as it was given to `hp.explain`.
+        layer: the layer that CAMs read, as given to `hp.explain`.
+        seed: of the random weights, and of methods that draw, as given to `hp.explain`.
         then: what was done to the maps since they were explained (a run rounds them to store them); the
             control maps get the same, or the rounding would be a difference between them.
         known: maps under random weights that were made before, by draw; those made now are put in.
@@ -251,10 +251,10 @@ def untrained(
     """Similarity of maps to those of an untrained network, compared with that of two untrained networks.
 
     Args:
-        maps: by method, as `hp.explain` gives them.
+        maps: by method, as `hp.explain` returns them.
         model: the network that was explained.
-        images: model-ready, "b c H W", the ones that the maps are of.
-        layer: where CAMs look, as it was given to `hp.explain`.
+        images: the explained images, model-ready, "b c H W".
+        layer: the layer that CAMs read, as given to `hp.explain`.
         seed: of the first untrained network (the second has the next one), and of methods that draw.
         then, known: as for specificity.
         passes: batch_size and progress, as for hp.explain.

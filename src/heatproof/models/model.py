@@ -159,7 +159,7 @@ class Model:
             before = None if given.is_inference() else given._version
             output = self.output(given)
         head, table = read_first(self.head, self.module, output, len(images), last)
-        # NaN or infinite outputs say nothing about the head: the next pass determines it again.
+        # NaN or infinite outputs do not identify the head: the next pass determines it again.
         if torch.isfinite(table).all():
             self.facts.writes_input = before is None or given._version != before
             self.head = head

@@ -64,7 +64,7 @@ def output_path(path: str | Path) -> Path:
 
 
 class Piece:
-    """A part of a page; its template knows it as `this`."""
+    """A part of a page; `this` in its template."""
 
     def __html__(self) -> str:
         return fill(type(self).__name__.lower(), {"this": self})

@@ -5,7 +5,7 @@
     [run]         seed, batch_size, targets, device, precision, threads, workers, inputs_per_pass, out, ...
     [model]       spec, checkpoints, random_init, pretrained, num_classes, layer, head, thresholds, ...
     [images]      kind, path, filters (limit, classes, single_object, box_share, ...), options of the kind
-    [preprocess]  size, resize, mean, std, interpolation, where the model's own are not wanted
+    [preprocess]  size, resize, mean, std, interpolation, instead of the model's own
 
 Paths are relative to the file. An unknown key or a wrong type is one sentence with the key's path. What is
 wrong only in combination (a metric that needs boxes, a layer the model lacks) is checked by checks.py.

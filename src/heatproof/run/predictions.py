@@ -49,7 +49,7 @@ def read_predictions(
 ) -> StoredPredictions:
     """Read the predictions of a checkpoint.
 
-    ids: all images as the store writes them, in the order wanted; by name where None.
+    ids: all images as the store writes them, in the order of the result; default: by name.
     """
     rows = folder.scores().columns(
         "select image, coalesce(label, -1) as label, explained, value from scores "

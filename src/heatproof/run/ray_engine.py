@@ -89,7 +89,7 @@ def _take(ray: Any, reference: Any) -> None:
     try:
         problem = ray.get(reference)
     except ray.exceptions.RayTaskError:
-        raise  # a bug: its traceback is wanted
+        raise  # a bug: show its traceback
     except ray.exceptions.RayError as error:
         reason = str(error).strip().splitlines()[0]
         raise ModelError(

@@ -52,7 +52,7 @@ class Computed:
 
     loaded: Loaded
     maps: dict[str, Maps] = field(default_factory=dict)  # new ones
-    prediction_maps: dict[str, Maps] = field(default_factory=dict)  # of wrong predictions, where wanted
+    prediction_maps: dict[str, Maps] = field(default_factory=dict)  # of wrong predictions, if requested
     logits: Tensor = field(default_factory=lambda: torch.empty(0))
     explained: Tensor = field(default_factory=lambda: torch.empty(0))
     results: Sequence[MetricResults] | None = None  # None where no image could be read

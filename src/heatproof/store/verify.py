@@ -39,7 +39,7 @@ class Finding(NamedTuple):
 def inspect(path: Path) -> list[Finding]:
     """All findings of a run folder, which is read completely; raises for a later format."""
     if not (path / "run.json").exists() and not (path / "seals").is_dir():
-        RunFolder.open(path)  # which says why it is no run folder
+        RunFolder.open(path)  # raises if it is not a run folder
     findings = list(_records(path))
     broken = {finding.path for finding in findings}
     plan = None if "plan.json" in broken else RunFolder(path, Manifest({})).planned()
@@ -140,7 +140,7 @@ def _files(root: Path) -> Iterator[str]:
         for parent, below, names in os.walk(root / folder):
             below_links = [name for name in below if Path(parent, name).is_symlink()]
             for name in (*names, *below_links):
-                if lease_of(name) is None:  # its lease tells whether it is still written
+                if lease_of(name) is None:  # its lease shows whether it is still being written
                     yield Path(parent, name).relative_to(root).as_posix()
 
 

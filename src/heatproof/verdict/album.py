@@ -83,7 +83,7 @@ def make_album(
 
     Args:
         model: the network that was explained.
-        images: model-ready, "b c H W", the ones that the maps are of.
+        images: the explained images, model-ready, "b c H W".
         maps: by method, from `hp.explain`; each image belongs to the class that they explain.
         methods: whose maps count: name those that follow the network. By default all.
         classes: names, by number.

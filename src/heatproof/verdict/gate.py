@@ -7,7 +7,7 @@ computed yet, or of fewer than `min_n` images (30) holds no rule. n is the size 
 C-Score, otherwise the number of images that the number is about.
 
 One rule is always checked: the run is complete, and at least `min_usable` of its images (95 %) could be used.
-If a folder does not say what was planned (a monitored training), only its images count.
+If a folder has no plan (a monitored training), only its images count.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class RuleResult:
     holds: bool
     values: tuple[RuleValue, ...] = ()  # the worst first
     alarms: tuple[Alarm, ...] = ()
-    reasons: tuple[str, ...] = ()  # why it fails, if no number says so
+    reasons: tuple[str, ...] = ()  # why it fails, if not because of a number
     n: int = 0  # the fewest images that it was decided by
 
     @property

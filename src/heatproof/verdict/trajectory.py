@@ -257,7 +257,7 @@ def _moves(ids: Sequence[str], y: np.ndarray, probs: np.ndarray) -> dict[str, fl
 
 
 def _label_states(ids: Sequence[str], y: np.ndarray, probs: np.ndarray, tau: Any) -> dict[int, LabelState]:
-    """Each label that occurs, by itself."""
+    """States of the labels that occur."""
     values, limits = auc(y, probs).classes, thresholds(y, probs, tau)
     states = {}
     for c in np.flatnonzero(y.any(0)).tolist():

@@ -6,7 +6,7 @@ they lie, so it sees weights that were changed in place; everything else that it
 key: where the weights lie, the modules, their attributes and modes, torch's settings. (A list that a network
 keeps and other code changes in place is not seen.) Networks with hooks run Python code of their own and are
 never recorded. A pass that cannot be recorded (it reads a number from the GPU on the way) runs as before, and
-`reason` says why.
+`reason` is the cause.
 
 A Model keeps its last few recordings, and the memory of their passes, as long as it lives.
 """

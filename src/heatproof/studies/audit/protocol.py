@@ -191,7 +191,7 @@ class AuditScheduler:
         resolved, tables = self.inspection.resolved, self.tables
         run = {**tables["run"], "targets": resolved.targets}
         if resolved.targets == "label" and resolved.predicts_classes and not resolved.is_multilabel:
-            run["both_classes"] = True  # of wrong answers, people want to see both
+            run["both_classes"] = True  # for wrong predictions, maps of both classes are useful
         head = {"head": self.inspection.head} if self.inspection.head else {}
         config = {
             "methods": list(step.methods), "metrics": list(step.metrics), **tables, "run": run,

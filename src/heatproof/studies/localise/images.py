@@ -192,7 +192,7 @@ def _wrong_boxes(entry: Entry, root: Path) -> str:
     try:
         width, height = entry.frame or picture_size(root / entry.image)
     except InputError:
-        return ""  # the loader will say why
+        return ""  # the loader reports the reason
     for box in entry.boxes:
         # x1 = width is what tools write that count edges instead of pixels.
         if box[0] < 0 or box[1] < 0 or box[2] > width or box[3] > height:

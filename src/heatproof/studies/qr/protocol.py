@@ -400,7 +400,7 @@ class Probe:
         self, unit: Unit, scores: PerImage, named: Mapping[str, str] | None = None,
         ids: Sequence[str] | None = None,
     ) -> list[Score]:  # fmt: skip
-        """named: the scores to take, with their names in the rows; all of them where None."""
+        """named: the scores to take, with their names in the rows; default: all."""
         method = "".join(unit.methods)
         return [
             Score(self.settings.model, unit.checkpoint, image, CODE, CODE, method, name, value, reason)

@@ -90,7 +90,7 @@ class Results:
     settings: QrSettings
     seed: int
     trained: Trained
-    runs: Mapping[str, Columns]  # run, subset, measured; depth and ablation where they were asked for
+    runs: Mapping[str, Columns]  # run, subset, measured; depth and ablation if requested
     device: str = "cpu"
     sizes: Mapping[str, float] = field(default_factory=dict)  # share of the image that each code covers
 
