@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -35,7 +36,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """A section that measures at once: a part for each network, whose time is the number of pictures."""
 
     def parts(options: BenchOptions) -> Iterator[Part]:
@@ -52,7 +53,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     monkeypatch.setattr(
         command, "SECTIONS", SECTIONS | {"fake": BenchSection("a test", "", "", ("network", "pictures"))}
     )
-    yield lambda *words: bench("--section", "fake", *words)  # type: ignore[misc]
+    return lambda *words: bench("--section", "fake", *words)
 
 
 def test_every_section_has_a_file_and_the_help_says_what_it_costs() -> None:
@@ -95,7 +96,7 @@ def test_what_was_measured_before_a_stop_is_kept_and_shown(
     assert [row["part"] for row in rows_of(tmp_path / "speed.csv")] == ["a", "b"]
 
 
-def test_what_cannot_be_is_said_before_anything_is_measured(tmp_path: Path) -> None:
+def test_what_cannot_be_is_reported_before_anything_is_measured(tmp_path: Path) -> None:
     (tmp_path / "other.csv").write_text("name,value\na,1\n")
     expected = {
         ("-s", "maps", "--csv", str(tmp_path)): "cannot write",

@@ -30,7 +30,7 @@ def tiny():
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A new user's folder: a model file, class names, two pictures."""
     (tmp_path / "net.py").write_text(FACTORY)
     (tmp_path / "names.txt").write_text("cat\ndog, hound\nowl\n")
@@ -39,7 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         pixels = np.random.default_rng(i).integers(0, 256, (120, 160 + i, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(tmp_path / name)
     monkeypatch.chdir(tmp_path)
-    yield tmp_path
+    return tmp_path
 
 
 def heatproof(*arguments: str) -> Result:

@@ -75,7 +75,7 @@ def test_it_ends_with_the_path_of_a_page_that_holds_everything(made: tuple[Path,
         assert (out / link).is_file(), f"the page leads to {link}"
 
 
-def test_it_prints_a_summary_of_one_screen_and_nothing_to_ignore(made: tuple[Path, str]) -> None:
+def test_the_summary_fits_one_screen_without_warnings(made: tuple[Path, str]) -> None:
     out, printed = made
     summary = printed[printed.index(judge(read_run(of(out, "audit"))).headline) :]
     assert sum(-(-len(line) // 100) or 1 for line in summary.splitlines()) <= 30  # of 100 columns
@@ -243,7 +243,7 @@ def test_a_demo_killed_while_the_twin_was_trained_goes_on(made: tuple[Path, str]
     trained: list[tuple[str, int]] = []
     stops = [("A", 3), ("maps", 0)]
 
-    class Killed(Exception):
+    class KilledError(Exception):
         pass
 
     def on_progress(which: str, at: TrainProgress | int) -> None:
@@ -252,12 +252,12 @@ def test_a_demo_killed_while_the_twin_was_trained_goes_on(made: tuple[Path, str]
             trained.append((which, epoch))
         elif (which, epoch) in stops:
             stops.remove((which, epoch))
-            raise Killed
+            raise KilledError
 
     # The demo computes with one thread; sums of another number of threads differ in their last bits.
     with fixed_threads(1):
         for _ in range(2):
-            with pytest.raises(Killed):
+            with pytest.raises(KilledError):
                 cheating_twin(tmp_path, QUICK, 0, weights, on_progress)
         again = cheating_twin(tmp_path, QUICK, 0, weights, on_progress)
     assert trained == [(which, i + 1) for which in "AB" for i in range(again.point.epochs)]

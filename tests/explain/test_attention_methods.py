@@ -257,7 +257,7 @@ def test_passes() -> None:
         ("attnlrp(gamma=-1)", "timm", "must not be negative"),
     ],
 )
-def test_what_cannot_be_explained_is_one_sentence(method: str, network: str, sentence: str) -> None:
+def test_what_cannot_be_explained_raises_a_clear_error(method: str, network: str, sentence: str) -> None:
     if network == "swin":
         module = timm.create_model(
             "swin_tiny_patch4_window7_224", img_size=56, embed_dim=12, depths=(1, 1, 1, 1),

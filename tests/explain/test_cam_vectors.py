@@ -72,7 +72,7 @@ def test_eigencam(trace: Any, by_hand: dict[str, Any]) -> None:
     close(projection * torch.sign(projection[0, 0] * expected[0]), expected)
 
 
-@pytest.mark.parametrize("channels, height, width", [(40, 5, 7), (35, 5, 7), (9, 5, 7), (3, 20, 20)])
+@pytest.mark.parametrize(("channels", "height", "width"), [(40, 5, 7), (35, 5, 7), (9, 5, 7), (3, 20, 20)])
 def test_eigen_maps_equal_numpy_s_svd(channels: int, height: int, width: int) -> None:
     rng = np.random.default_rng(0)
     features = rng.normal(size=(3, channels, height, width))

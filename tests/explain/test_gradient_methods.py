@@ -331,7 +331,7 @@ def test_methods_work_where_gradients_are_off(context: Callable[[], Any]) -> Non
         ("guided-ig(fraction=2)", "fraction"),
     ],
 )
-def test_bad_options_get_one_sentence(method: str, word: str) -> None:
+def test_bad_options_get_a_clear_error(method: str, word: str) -> None:
     with pytest.raises(InputError, match=word):
         explain(small_net(), some_images(), [method])
 

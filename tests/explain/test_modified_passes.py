@@ -174,7 +174,7 @@ def test_deeplift_of_max_pooling_window_by_window() -> None:
 
 
 @pytest.mark.parametrize("build", [plain, Functional, lambda: Gated().double(), lambda: small_cnn().double()])
-def test_deeplift_hands_out_the_whole_difference(build: Any) -> None:
+def test_deeplift_sums_to_the_difference_of_outputs(build: Any) -> None:
     module, images = trained_norms(build()).eval(), pictures()
     with torch.no_grad():
         gap = module(images) - module(torch.zeros_like(images))
@@ -312,7 +312,7 @@ def test_fullgrad_as_grad_cam_has_it() -> None:
         ("fullgrad(rescale=no)", "cnn", "rescale must be"),
     ],
 )
-def test_what_cannot_be_explained_is_one_sentence(method: str, network: str, sentence: str) -> None:
+def test_what_cannot_be_explained_raises_a_clear_error(method: str, network: str, sentence: str) -> None:
     sizes: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3}
     module = {
         "vit": lambda: timm.create_model("vit_tiny_patch16_224", num_classes=7, **sizes),

@@ -360,6 +360,6 @@ def test_one_logit_models_explain_both_classes() -> None:
         ("rise(p=0)", "p must be"),
     ],
 )
-def test_bad_options_get_one_sentence(method: str, word: str) -> None:
+def test_bad_options_get_a_clear_error(method: str, word: str) -> None:
     with pytest.raises(InputError, match=word):
         explain(Model(small_net()), some_images(), [method])

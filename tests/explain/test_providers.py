@@ -120,7 +120,7 @@ def test_captum_s_relevance_and_drops_keep_their_signs(call: str) -> None:
      "InternalInfluence(n_steps=5)", "LayerIntegratedGradients(n_steps=5)", "LayerDeepLift",
      "LayerActivation"],
 )  # fmt: skip
-def test_captum_s_layers_are_told_ours(call: str) -> None:
+def test_captum_layer_methods_use_our_layer(call: str) -> None:
     name = call.partition("(")[0]
     options: dict[str, Any] = {"n_steps": 5} if "n_steps" in call else {}
     options |= {} if name == "LayerActivation" else {"target": TARGETS}
@@ -250,13 +250,13 @@ def test_a_transformer_s_tokens_are_a_picture_for_grad_cam() -> None:
         ("captum:IntegratedGradients(baselines='grey')", InputError, "unknown baseline 'grey'"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(call: str, error: type, words: str) -> None:
+def test_what_cannot_be_raises_a_clear_error(call: str, error: type, words: str) -> None:
     with pytest.raises(error, match=words) as raised:
         hp.explain(network(), images(), call)
     assert "\n" not in str(raised.value)
 
 
-def test_an_absent_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_absent_package_raises_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(providers, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"captum, which is not installed; run: pip install captum$"):
         read_methods("captum:DeconvolutioN")  # no other test asks for it in these letters
@@ -363,7 +363,7 @@ def test_a_function_s_signs_are_kept() -> None:
         (lambda m, x, t: {"a": 1}, "returned dict, not maps"),
     ],
 )
-def test_a_function_that_cannot_be_a_method_is_one_sentence(methods: object, words: str) -> None:
+def test_a_function_that_cannot_be_a_method_raises_a_clear_error(methods: object, words: str) -> None:
     with pytest.raises(HeatproofError, match=words):
         hp.explain(network(), images(), methods)
 

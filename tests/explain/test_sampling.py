@@ -219,7 +219,7 @@ def test_uncertainty_is_the_error_of_the_top_beside_its_height() -> None:
         ("lime(samples='auto', bound=0)", "bound must be above 0"),
     ],
 )
-def test_bad_options_are_one_sentence(method: str, sentence: str) -> None:
+def test_bad_options_raise_a_clear_error(method: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         explained(small_net(), method)
 

@@ -219,7 +219,7 @@ def test_kernel_shap_sums_to_the_difference_whatever_is_drawn() -> None:
         ("gradient-shap(samples=0)", "at least 1"),
     ],
 )
-def test_bad_options_are_one_sentence(method: str, sentence: str) -> None:
+def test_bad_options_raise_a_clear_error(method: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence) as error:
         explain(small_cnn().double(), pictures(1), method)
     assert "\n" not in str(error.value)

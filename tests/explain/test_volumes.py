@@ -103,7 +103,7 @@ def test_on_a_gpu_volumes_have_the_maps_of_a_cpu(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", [entry.name for entry in explainers if not entry.volumes])
-def test_the_others_refuse_volumes_in_one_sentence(method: str) -> None:
+def test_the_others_refuse_volumes_with_a_clear_error(method: str) -> None:
     _, volumes = twins()
     with pytest.raises(InputError, match=f"^{method} is not built for volumes; leave it out or use one of"):
         hp.explain(volumes, torch.rand(1, 2, DEPTH, SIDE, SIDE), method)

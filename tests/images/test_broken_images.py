@@ -303,7 +303,7 @@ def test_pipes_and_devices_are_not_read_to_know_them_by_content(tmp_path: Path) 
     assert [name for name, _ in known] == ["cat/pipe.png", "cat/zero.png"]
 
 
-def test_a_nul_in_a_path_is_one_sentence(tmp_path: Path) -> None:
+def test_a_nul_in_a_path_raises_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="its path holds a NUL character, which no file name can"):
         open_image(tmp_path / "a\0b.png")
     for kind in ("folder", "csv", "npz", "imagenet"):

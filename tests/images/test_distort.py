@@ -188,7 +188,7 @@ def test_oracles_stay_extreme_after_a_warp(codes: QRSet) -> None:
         assert np.allclose(anti["fmr"], 0, atol=1e-5) and np.allclose(anti["bl"], 1, atol=1e-5)
 
 
-def test_what_cannot_be_distorted_is_one_sentence(codes: QRSet) -> None:
+def test_what_cannot_be_distorted_raises_a_clear_error(codes: QRSet) -> None:
     pictures = codes.pictures
     for arguments, message in (
         ((pictures, "rotate", 0.5), "unknown distortion 'rotate'; did you mean 'rotation'"),

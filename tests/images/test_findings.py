@@ -98,7 +98,7 @@ def test_an_entry_of_a_finding_that_is_not_there_has_no_label_and_no_truth(pictu
         ("path,a,b,label\n0.png,1,0,b\n", {"label_columns": ["a", "b"]}, "names 'b', but its column"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_one_sentence(
+def test_what_cannot_be_read_raises_a_clear_error(
     pictures: Path, text: str, options: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(InputError, match=reason):

@@ -67,7 +67,7 @@ def test_columns_of_nought_and_one_and_cells_of_several_names_are_findings(tmp_p
         ("a.txt", "is one file"),
     ],
 )
-def test_what_is_no_source_is_one_sentence(tmp_path: Path, name: str, expected: str) -> None:
+def test_what_is_no_source_raises_a_clear_error(tmp_path: Path, name: str, expected: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "a.txt").write_text("x")
     with pytest.raises(InputError, match=expected) as error:

@@ -80,7 +80,7 @@ def test_other_files_are_never_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "mine" / "letter.txt").read_text() == "dear"
 
 
-def test_what_cannot_be_made_is_one_sentence_before_anything_is_written(tmp_path: Path) -> None:
+def test_what_cannot_be_made_raises_a_clear_error_before_anything_is_written(tmp_path: Path) -> None:
     for options, message in (
         (("--symbol", "kr"), "unknown symbol"),
         (("--distortion", "rotate"), "unknown distortion 'rotate'; did you mean 'rotation'"),

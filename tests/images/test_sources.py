@@ -166,7 +166,7 @@ def test_pascal_boxes_count_from_one(tmp_path: Path) -> None:
         ("path,label\n,b\n", "line 2: the column 'path' is empty"),
     ],
 )
-def test_bad_manifests_are_one_sentence(tmp_path: Path, text: str, reason: str) -> None:
+def test_bad_manifests_raise_a_clear_error(tmp_path: Path, text: str, reason: str) -> None:
     with pytest.raises(InputError, match=reason.replace("|", "[|]")) as error:
         open_source("csv", manifest(tmp_path, text))
     assert "\n" not in str(error.value)

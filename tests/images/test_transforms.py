@@ -164,7 +164,7 @@ def test_draws_follow_from_seed_and_id_alone() -> None:
     assert np.array_equal(more[0, :6], second.magnitudes[0, first : first + 6])
 
 
-def test_what_cannot_be_transformed_is_one_sentence() -> None:
+def test_what_cannot_be_transformed_raises_a_clear_error() -> None:
     with pytest.raises(HeatproofError, match="8-bit pictures"):
         TRANSFORMS["rotate"].apply(torch.rand(1, 3, 8, 8), torch.zeros(1))
     with pytest.raises(HeatproofError, match="one magnitude per picture"):

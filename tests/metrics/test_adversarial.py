@@ -144,6 +144,6 @@ def test_in_a_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{"epsilon": 0.0}, {"steps": 0}, {"steps": 1.5}])
-def test_bad_options_are_one_sentence(cnn: nn.Sequential, options: dict[str, float]) -> None:
+def test_bad_options_raise_a_clear_error(cnn: nn.Sequential, options: dict[str, float]) -> None:
     with pytest.raises(InputError, match="epsilon > 0 and steps >= 1"):
         hp.metrics.adversarial_fragility("gradcam", model=cnn, images=torch.zeros(1, 3, 32, 32), **options)

@@ -115,7 +115,7 @@ def test_similarity_is_symmetric_bounded_and_1_for_the_same(values: np.ndarray) 
         ({"a": torch.rand(0, 6, 6), "b": torch.rand(0, 6, 6)}, "no maps"),
     ],
 )
-def test_bad_maps_are_one_sentence(maps: dict[str, Any], sentence: str) -> None:
+def test_bad_maps_raise_a_clear_error(maps: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         method_agreement(maps)
 
@@ -160,7 +160,7 @@ def test_metric_agreement_needs_three_methods_with_both_scores() -> None:
         metric_agreement({"insertion": {"a": 1.0}})
 
 
-@pytest.mark.parametrize("low, high", [(0.0, 1e39), (0.0, 1e-50), (1.0, 1.0 + 1e-9)])
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1e39), (0.0, 1e-50), (1.0, 1.0 + 1e-9)])
 def test_every_metric_sees_the_contrast_that_float32_would_lose(low: float, high: float) -> None:
     values = torch.full((1, 6, 6), low, dtype=torch.float64)
     values[0, 2, 3] = high

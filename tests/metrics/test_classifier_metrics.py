@@ -116,7 +116,7 @@ def test_gpu_gives_the_same() -> None:
         ([0, 1], [0.5, float("inf")], True, "logits must be finite"),
     ],
 )
-def test_bad_input_is_one_clear_sentence(labels: list, probs: list, logits: bool, sentence: str) -> None:
+def test_bad_input_raises_a_clear_error(labels: list, probs: list, logits: bool, sentence: str) -> None:
     for metric in (accuracy, recall, auc):
         with pytest.raises(InputError) as error:
             metric(labels, probs, logits=logits)

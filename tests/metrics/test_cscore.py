@@ -497,7 +497,7 @@ Y, P = [0, 1, 1], [0.9, 0.8, 0.7]
         (lambda m: global_cscore([0.5], [-1]), "must not be negative"),
     ],
 )
-def test_bad_input_is_one_clear_sentence(call, sentence: str) -> None:
+def test_bad_input_raises_a_clear_error(call, sentence: str) -> None:
     with pytest.raises(InputError) as error:
         call(random_maps(3))
     assert sentence in str(error.value) and "\n" not in str(error.value)

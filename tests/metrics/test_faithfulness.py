@@ -398,7 +398,7 @@ def test_straight_lines_keep_what_is_known() -> None:
         ({"adaptive": "soon"}, "true, false or 'decided'"),
     ],
 )
-def test_bad_input_is_one_sentence(cnn: nn.Sequential, change: dict[str, Any], sentence: str) -> None:
+def test_bad_input_raises_a_clear_error(cnn: nn.Sequential, change: dict[str, Any], sentence: str) -> None:
     arguments = {"images": torch.randn(2, 3, 32, 32), "maps": torch.rand(2, 4, 4), **change}
     with pytest.raises(InputError, match=sentence):
         insertion_deletion(model=cnn, **arguments)

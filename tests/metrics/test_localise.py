@@ -266,7 +266,7 @@ def test_a_box_of_one_pixel_is_one_pixel() -> None:
         (None, "needs boxes or masks"),
     ],
 )
-def test_bad_boxes_are_one_sentence(boxes: Any, sentence: str) -> None:
+def test_bad_boxes_raise_a_clear_error(boxes: Any, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence) as error:
         localise(torch.rand(1, 10, 12), boxes)
     assert "\n" not in str(error.value)
@@ -282,7 +282,7 @@ def test_bad_boxes_are_one_sentence(boxes: Any, sentence: str) -> None:
         (1e-4, "keeps no pixel of a 10x12 map"),
     ],
 )
-def test_bad_budgets_are_one_sentence(budget: float, sentence: str) -> None:
+def test_bad_budgets_raise_a_clear_error(budget: float, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         localise(torch.rand(1, 10, 12), [(0, 0, 5, 5)], budget=budget)
     with pytest.raises(InputError, match=sentence):

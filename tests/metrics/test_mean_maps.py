@@ -106,7 +106,7 @@ def test_maps_of_two_sizes_meet_at_the_size_of_the_images() -> None:
     assert dom(coarse, fine, [0, 0, 1]).value == pytest.approx(0, abs=1e-6)
 
 
-def test_bad_input_is_one_sentence() -> None:
+def test_bad_input_raises_a_clear_error() -> None:
     maps = torch.rand(3, 4, 4)
     with pytest.raises(InputError, match="labels has 2 entries but first has 3"):
         dom(maps, maps, [0, 1])

@@ -305,7 +305,7 @@ def test_a_blank_map_has_a_reason_and_the_model_stays(function: Any) -> None:
 
 
 @BOTH
-def test_bad_input_is_one_sentence(function: Any, trained: nn.Sequential) -> None:
+def test_bad_input_raises_a_clear_error(function: Any, trained: nn.Sequential) -> None:
     images, labels = patches(16)
 
     def refusal(inputs: Tensor = images, labels: Any = None, methods: Any = "gradcam", **options: Any) -> str:
@@ -414,7 +414,7 @@ def test_a_run_gives_what_the_functions_give(tmp_path: Path, trained: nn.Sequent
     assert "above chance: +" in str(tests["grid_pointing_above(mosaics=9)"])
 
 
-def test_what_cannot_be_measured_in_a_run_is_said_and_the_run_goes_on(
+def test_what_cannot_be_measured_in_a_run_is_reported_and_the_run_goes_on(
     tmp_path: Path, trained: nn.Sequential
 ) -> None:
     run = run_of(tmp_path, trained, [f"{name}(confident=1.0)" for name in NAMES] + ["accuracy"])
@@ -443,7 +443,7 @@ def test_a_metric_that_comes_late_gets_the_same_rows(tmp_path: Path, trained: nn
     assert all(value == pytest.approx(at_once[key][0], abs=1e-5) for key, (value, _) in late.items())
 
 
-def test_mosaics_speak_of_the_map_and_a_metric_without_a_call_gets_no_pictures() -> None:
+def test_mosaic_tests_belong_to_the_map_question() -> None:
     assert {metrics.get(name).question for name in NAMES} == {"map"}
     assert [request.text for request in read_metrics([*NAMES])] == [*NAMES]
     assert all(request.per_method and request.runs_network for request in read_metrics([*NAMES]))

@@ -67,7 +67,7 @@ def test_undefined_curves_are_left_out_and_counted() -> None:
         (lambda: bl_slope(torch.rand(6, 1), (0.5,)), "two different numbers"),
     ],
 )
-def test_bad_input_is_one_sentence(call: Any, sentence: str) -> None:
+def test_bad_input_raises_a_clear_error(call: Any, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence) as error:
         call()
     assert "\n" not in str(error.value)

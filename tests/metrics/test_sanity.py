@@ -50,7 +50,7 @@ def test_edges_stay_and_gradcam_falls_when_weights_are_random(cnn: nn.Sequential
     assert all(means[m][k].equal(result[m].scores[k]) for m in result for k in KINDS)
 
 
-def test_a_twin_that_is_kept_answers_as_a_new_one_and_is_drawn_once(
+def test_a_cached_twin_equals_a_new_twin_and_is_drawn_once(
     cnn: nn.Sequential, images: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[int] = []

@@ -329,7 +329,7 @@ def test_the_model_stays_and_the_seed_decides(images: Tensor) -> None:
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
 
-def test_what_cannot_be_asked_is_one_sentence(images: Tensor) -> None:
+def test_what_cannot_be_asked_raises_a_clear_error(images: Tensor) -> None:
     maps = hp.explain(sure_cnn(), images, ["gradcam"])
     with pytest.raises(InputError, match="draws must be a whole number of at least 1, got 0"):
         specificity(maps, model=sure_cnn(), images=images, draws=0)

@@ -168,7 +168,7 @@ def test_one_map_against_many_and_native_maps() -> None:
         ((torch.rand(6), torch.rand(6)), "'h w' or 'b h w'"),
     ],
 )
-def test_bad_maps_are_one_sentence(arguments: tuple[Any, ...], sentence: str) -> None:
+def test_bad_maps_raise_a_clear_error(arguments: tuple[Any, ...], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence) as error:
         ssim(*arguments)
     assert "\n" not in str(error.value)
@@ -244,7 +244,7 @@ def test_cose_split() -> None:
         (lambda: cose_map(torch.full((1, 4, 4), torch.nan)), "NaN or infinite"),
     ],
 )
-def test_bad_cose_input_is_one_sentence(call: Any, sentence: str) -> None:
+def test_bad_cose_input_raises_a_clear_error(call: Any, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence) as error:
         call()
     assert "\n" not in str(error.value)

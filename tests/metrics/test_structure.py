@@ -223,7 +223,7 @@ def test_empty_batch_gives_empty_scores() -> None:
         ({"maps": torch.zeros(21, 21)}, "maps must be 'b h w'"),
     ],
 )
-def test_bad_input_is_one_sentence(change: dict[str, Any], sentence: str) -> None:
+def test_bad_input_raises_a_clear_error(change: dict[str, Any], sentence: str) -> None:
     finder, timing, box = code()
     given_ = {"maps": torch.rand(2, 21, 21), "finder": finder, "timing": timing, "box": box} | change
     with pytest.raises(InputError, match=sentence) as error:

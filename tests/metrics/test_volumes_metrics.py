@@ -122,7 +122,7 @@ def test_what_is_built_for_volumes_gives_the_numbers_of_pictures(entry: Metric) 
 
 
 @pytest.mark.parametrize("entry", REFUSING, ids=lambda entry: entry.name)
-def test_the_others_refuse_volumes_in_one_sentence(entry: Metric) -> None:
+def test_the_others_refuse_volumes_with_a_clear_error(entry: Metric) -> None:
     with pytest.raises(InputError, match=r"^\w+ is not built for volumes; leave it out or use one of"):
         Given(True).call(entry)
 

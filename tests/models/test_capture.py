@@ -354,7 +354,7 @@ def test_memory_running_out_shrinks_the_batch(cnn: nn.Module, images: Tensor) ->
         ({"batch_size": 0}, InputError, "batch_size must be at least 1"),
     ],
 )  # fmt: skip
-def test_bad_input_is_one_clear_sentence(
+def test_bad_input_raises_a_clear_error(
     change: dict, error: type, sentence: str, cnn: nn.Module, images: Tensor
 ):
     arguments = {"images": images, "methods": "gradcam"} | change
@@ -363,7 +363,7 @@ def test_bad_input_is_one_clear_sentence(
     assert "\n" not in str(caught.value)
 
 
-def test_a_wrong_image_size_is_one_sentence() -> None:
+def test_a_wrong_image_size_raises_a_clear_error() -> None:
     vit = torchvision.models.vit_b_16(image_size=32, num_classes=3).eval()
     with pytest.raises(InputError, match=r"cannot take images of shape \(1, 3, 48, 48\)"):
         hp.explain(vit, torch.zeros(1, 3, 48, 48), "gradcam")

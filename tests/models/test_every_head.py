@@ -115,7 +115,7 @@ def test_every_head_has_a_network_here() -> None:
 
 
 @pytest.mark.parametrize("head", NETWORKS)
-def test_every_method_explains_every_head_or_refuses_in_one_sentence(head: str) -> None:
+def test_every_method_explains_every_head_or_refuses_with_a_clear_error(head: str) -> None:
     refused = {}
     for entry in explainers:
         vit = entry.architecture == "transformer" and head not in ("segmentation", "detection")

@@ -88,7 +88,7 @@ class Odd(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
-def test_only_what_nobody_else_reads_is_folded() -> None:
+def test_only_layers_without_other_readers_are_folded() -> None:
     model = hp.Model(trained(Odd()))
     pairs, logits = foldable(model, model.ready(some(1)))
     assert [conv for conv, _ in pairs] == [model.module.plain] and logits.shape == (1, 3)

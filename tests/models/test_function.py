@@ -114,7 +114,7 @@ def test_a_package_that_only_asks_works_too() -> None:
         hp.explain(as_function(net), images(), "captum:Saliency")
 
 
-def test_what_no_function_can_be_is_one_sentence() -> None:
+def test_what_no_function_can_be_raises_a_clear_error() -> None:
     with pytest.raises(ModelError, match="returned str, not a table of scores"):
         hp.load_model(lambda x: "cat").logits(images())
     with pytest.raises(ModelError, match="for 2 images"):
@@ -250,7 +250,7 @@ def test_an_audit_of_a_function_says_what_to_do_instead(study: Path, monkeypatch
     )
 
 
-def test_one_number_between_0_and_1_has_to_be_said_what_it_is() -> None:
+def test_a_single_output_between_0_and_1_needs_an_explicit_head() -> None:
     def chance(pictures: np.ndarray) -> np.ndarray:
         return 1 / (1 + np.exp(-pictures.mean((1, 2, 3))))
 

@@ -137,7 +137,7 @@ def test_maps_from_a_recorded_shared_pass_are_those_of_a_plain_one(monkeypatch: 
     assert Rerun.made - before == 3, "with targets, without, and ScoreCAM's"
 
 
-def test_a_request_that_came_before_is_answered_first_and_checked_then(
+def test_a_repeated_request_is_answered_before_it_is_checked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     net = small_cnn().eval()

@@ -119,7 +119,7 @@ def test_the_prediction_of_several_labels_is_a_set_with_a_threshold_each() -> No
     assert head.measured(logits, torch.tensor([1, 1, 0])).tolist() == pytest.approx([0.8, 0.2, 0.6])
 
 
-def test_thresholds_that_do_not_fit_are_one_sentence() -> None:
+def test_thresholds_that_do_not_fit_raise_a_clear_error() -> None:
     for words, options in (
         ("between 0 and 1", {"thresholds": [0.5, 1.5]}),
         ("'softmax' has no thresholds", {"thresholds": 0.5, "head": "softmax"}),
@@ -132,7 +132,7 @@ def test_thresholds_that_do_not_fit_are_one_sentence() -> None:
         model.logits(images())
 
 
-def test_a_head_that_is_named_is_believed_and_kept() -> None:
+def test_an_explicit_head_is_used_and_stored() -> None:
     model = hp.load_model(small_cnn(3).eval(), head="multilabel")
     assert model.head_name == "multilabel"
     logits = model.logits(images())
@@ -262,7 +262,7 @@ def test_a_network_that_writes_to_its_input_leaves_the_images_alone(method: str)
     assert torch.equal(given, before)
 
 
-def test_torchscript_and_meta_are_one_sentence() -> None:
+def test_torchscript_and_meta_raise_a_clear_error() -> None:
     with pytest.warns(FutureWarning), torch.no_grad():
         traced = torch.jit.trace(small_cnn().eval(), images())
     for net, words in ((traced, "TorchScript.*give the nn.Module"), (small_cnn().to("meta"), "meta device")):

@@ -181,7 +181,7 @@ def test_a_new_number_of_classes_keeps_the_backbone(tmp_path: Path) -> None:
     assert torch.equal(model.module.get_parameter(name), original.get_parameter(name))
 
 
-def test_what_is_no_classifier_is_one_sentence(tmp_path: Path) -> None:
+def test_what_is_no_classifier_raises_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     transformers.BertConfig().save_pretrained(tmp_path / "text")
     for spec in (f"hf:{tmp_path}/empty", f"hf:{tmp_path}/text"):
@@ -190,7 +190,7 @@ def test_what_is_no_classifier_is_one_sentence(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_a_failing_download_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_download_raises_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*_: object, **__: object) -> None:
         raise ConnectionError("no network")
 

@@ -308,7 +308,7 @@ def test_a_model_file_and_its_weights(tmp_path: Path) -> None:
         hp.load_model(whole, num_classes=3)
 
 
-def test_files_that_do_not_fit_are_one_sentence(tmp_path: Path) -> None:
+def test_files_that_do_not_fit_raise_a_clear_error(tmp_path: Path) -> None:
     weights = quietly_save(sequential(), tmp_path / "other.weights.h5", "save_weights")
     (tmp_path / "text.keras").write_text("not a model")
     (tmp_path / "text.weights.h5").write_text("not weights")
@@ -330,7 +330,7 @@ def test_code_inside_a_file_needs_the_flag(tmp_path: Path) -> None:
     assert hp.load_model(path, allow_pickle=True).logits(images()).shape == (2, 2)
 
 
-def test_models_that_cannot_be_read_are_one_sentence() -> None:
+def test_models_that_cannot_be_read_raise_a_clear_error() -> None:
     class Subclassed(keras.Model):  # type: ignore[name-defined]
         def call(self, inputs: Any) -> Any:
             return inputs

@@ -18,7 +18,7 @@ from tiny_study import fingerprint, make_study
 CPU = torch.device("cpu")
 
 
-def test_an_unknown_precision_is_one_sentence() -> None:
+def test_an_unknown_precision_raises_a_clear_error() -> None:
     with pytest.raises(InputError, match="precision cannot be 'bf61'; did you mean 'bf16'"):
         hp.load_model(small_cnn(), precision="bf61")
 

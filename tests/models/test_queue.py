@@ -100,7 +100,7 @@ def test_really_measured(model: hp.Model, monkeypatch: pytest.MonkeyPatch) -> No
     assert not model.module.training and model.facts.acceleration.batches
 
 
-def test_what_a_model_is_told_counts_by_area(model: hp.Model) -> None:
+def test_an_explicit_batch_size_scales_with_image_area(model: hp.Model) -> None:
     fixed = hp.Model(model.module, preprocess=model.preprocess, inputs_per_pass=64)
     height, width = fixed.preprocess.size
     assert Accelerator(fixed).batch_size((height, width)) == 64

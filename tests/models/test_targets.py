@@ -60,7 +60,7 @@ def test_a_function_of_the_output_is_explained_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("wrong", [lambda z: z, lambda z: z.mean(), lambda z: 1.0])
-def test_a_function_that_gives_no_number_per_image_is_one_sentence(wrong: Any) -> None:
+def test_a_function_that_gives_no_number_per_image_raises_a_clear_error(wrong: Any) -> None:
     with pytest.raises(HeatproofError, match=r"one number per image, shape \(3,\)"):
         hp.explain(small_cnn(4).eval(), images(), "gradient", wrong)
 
@@ -152,7 +152,7 @@ def test_similarity_to_prototypes_and_to_a_file_of_them(tmp_path: Path) -> None:
         ({"head": "regression", "tolerance": -1.0}, "a tolerance is a number from 0 on"),
     ],
 )
-def test_references_that_do_not_fit_are_one_sentence(options: dict[str, Any], words: str) -> None:
+def test_references_that_do_not_fit_raise_a_clear_error(options: dict[str, Any], words: str) -> None:
     with pytest.raises(HeatproofError, match=words) as caught:
         hp.load_model(small_cnn(6).eval(), **options).logits(images())
     assert "\n" not in str(caught.value)
@@ -227,7 +227,7 @@ def test_a_function_at_the_end_of_a_segmentation_is_undone(end: nn.Module, undon
         (-1, "no class; they begin at 0"),
     ],
 )
-def test_places_that_are_not_there_are_one_sentence(targets: Any, words: str) -> None:
+def test_places_that_are_not_there_raise_a_clear_error(targets: Any, words: str) -> None:
     with pytest.raises(HeatproofError, match=words):
         hp.explain(pixels(), images(), "gradient", targets)
 

@@ -218,7 +218,7 @@ def test_names_are_compared_as_people_write_them() -> None:
 # --- where files are ------------------------------------------------------------------------------------
 
 
-def test_home_is_found_in_every_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_is_expanded_in_every_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "home"
     study(tmp_path, ("cat", "dog"))
     home.mkdir()

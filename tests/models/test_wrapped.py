@@ -101,7 +101,7 @@ def test_distributed_data_parallel(images: Tensor, alone: None) -> None:
     same_as_plain(nn.parallel.DistributedDataParallel(network()), images, INSIDE, 1e-6)
 
 
-def test_weights_that_one_process_holds_are_no_obstacle(images: Tensor, alone: None) -> None:
+def test_sharded_wrappers_of_one_process_work(images: Tensor, alone: None) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -148,7 +148,7 @@ def static() -> nn.Module:
 
 
 @pytest.mark.parametrize("make", [dynamic, static])
-def test_quantised_networks_answer_and_the_rest_is_said(
+def test_quantised_networks_answer_and_the_rest_is_reported(
     make: Callable[[], nn.Module], images: Tensor
 ) -> None:
     with warnings.catch_warnings():
@@ -187,7 +187,9 @@ def test_gradient_checkpointing(images: Tensor) -> None:
     ("reentrant", "method"), [(True, "gradcam"), (True, "gradient"), (True, "lrp"), (False, "lrp")]
 )
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
-def test_checkpoints_that_give_no_gradients_are_said(reentrant: bool, method: str, images: Tensor) -> None:
+def test_checkpoints_that_give_no_gradients_are_reported(
+    reentrant: bool, method: str, images: Tensor
+) -> None:
     with pytest.raises(ModelError, match=r"[Ss]witch (checkpointing|that) off"):
         hp.explain(Checkpointed(reentrant).eval(), images, method)
 

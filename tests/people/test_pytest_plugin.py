@@ -84,7 +84,7 @@ def test_fine(heatproof_run):
         assert re.search(pattern, output), f"{pattern}\n{output}"
 
 
-def test_without_a_run_such_tests_are_skipped_and_it_is_said_how_to_name_one(tmp_path: Path) -> None:
+def test_without_a_run_such_tests_are_skipped_and_it_is_reported_how_to_name_one(tmp_path: Path) -> None:
     code, output = run_pytest(tmp_path, MAPS + "\ndef test_other(): pass\n")
     assert code == 0 and "1 passed, 1 skipped" in output and "heatproof run" not in output
     assert (

@@ -73,7 +73,7 @@ def test_every_method_returns_finite_maps_and_leaves_the_model_alone(name: str, 
 
 
 @pytest.mark.parametrize("name", [entry.name for entry in explainers if entry.architecture])
-def test_a_method_for_one_kind_of_network_refuses_the_other_in_one_sentence(name: str) -> None:
+def test_a_method_for_one_kind_of_network_refuses_the_other_with_a_clear_error(name: str) -> None:
     module = small_cnn() if explainers.get(name).architecture == "transformer" else small_vit()
     images = torch.randn(1, 3, 16, 16)
     before = state_of(module)

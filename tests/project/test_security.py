@@ -193,7 +193,7 @@ def test_the_flag_is_announced_and_lets_a_library_unpickle(tmp_path: Path) -> No
     assert marker.exists()
 
 
-def test_code_beside_weights_is_neither_run_nor_asked_about(tmp_path: Path) -> None:
+def test_code_beside_weights_is_not_run(tmp_path: Path) -> None:
     folder = hf_folder(tmp_path / "folder")
     (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
     config = json.loads((folder / "config.json").read_text())
@@ -381,7 +381,7 @@ def png(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
 
 
-def test_deeply_nested_records_are_one_sentence(run: Path) -> None:
+def test_deeply_nested_records_raise_a_clear_error(run: Path) -> None:
     plan = read_record(run / "plan.json")
     write_record(run / "plan.json", plan | {"deep": "HERE"}, indent=None)
     text = (run / "plan.json").read_text()
@@ -491,12 +491,12 @@ def test_a_query_reaches_no_file(run: Path, tmp_path: Path, query: str) -> None:
 
 
 @pytest.mark.parametrize("query", ["", " ", ";;", "-- nothing"])
-def test_an_empty_query_is_one_sentence(run: Path, query: str) -> None:
+def test_an_empty_query_raises_a_clear_error(run: Path, query: str) -> None:
     result = heatproof("sql", run, "--", query)
     assert result.exit_code == 2 and "the query is empty" in result.output
 
 
-def test_a_query_reaches_files_where_it_is_asked_to(run: Path, tmp_path: Path) -> None:
+def test_a_query_reads_files_only_with_the_option(run: Path, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text(SECRET)
     result = heatproof("sql", run, f"select content from read_text('{tmp_path / 'secret'}')", "--files")
     assert result.exit_code == 0 and SECRET in result.output

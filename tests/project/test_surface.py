@@ -328,7 +328,7 @@ def test_a_dict_runs_like_the_file_it_stands_for(
         hp.run({**tomllib.loads(study.read_text()), "methods": ["gradcan"]}, out="runs/other")
 
 
-def test_a_folder_without_a_run_or_maps_is_said_so(tmp_path: Path, run: hp.Run) -> None:
+def test_a_folder_without_a_run_or_maps_is_reported_so(tmp_path: Path, run: hp.Run) -> None:
     with pytest.raises(StoreError):
         hp.open_run(tmp_path)
     empty = RunFolder.create(tmp_path / "empty", run.folder.manifest)
@@ -437,7 +437,7 @@ def test_the_package_says_that_it_is_typed() -> None:
     assert "Typing :: Typed" in project["project"]["classifiers"]
 
 
-def test_what_contributors_are_told_exists() -> None:
+def test_commands_and_files_for_contributors_exist() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     links = re.findall(r"\]\(([^)#]+)\)", text)
     named = re.findall(r"`((?:tests/|docs/|\w+/)?\w+(?:\.py|/))`", text)

@@ -248,7 +248,7 @@ def test_every_picture_says_which_class_its_map_explains(data: RunData) -> None:
     assert [row["explained"] for row in rows] == [row["class"] for row in rows]
 
 
-def test_an_alarm_is_said_and_marked_on_its_chart(tmp_path: Path) -> None:
+def test_an_alarm_is_reported_and_marked_on_its_chart(tmp_path: Path) -> None:
     data = read_run(make_run(tmp_path / "run", cscores=(0.6, 0.01)))
     assert {alarm.method for alarm in data.alarms} == {"gradcam", "layercam", "lime(samples=9)"}
     text = page_of(data)
@@ -323,7 +323,7 @@ def test_jet_only_on_request(data: RunData) -> None:
     assert "jet" in embedded(page_of(data, jet=True))["colours"]
 
 
-def test_unknown_metrics_and_missing_parts_are_said(tmp_path: Path) -> None:
+def test_unknown_metrics_and_missing_parts_are_reported(tmp_path: Path) -> None:
     extra = [("<my> metric", m, 3.0 + i) for i, m in enumerate(METHODS)]
     data = read_run(make_run(tmp_path / "run", extra=extra, maps=False))
     text = page_of(data)
@@ -348,7 +348,7 @@ def test_definitions_name_direction_bounds_and_paper(data: RunData) -> None:
     assert references()["achanta2012slic"].text.startswith("Achanta et al. (2012). SLIC Superpixels")
 
 
-def test_bad_requests_are_one_sentence(tmp_path: Path, data: RunData) -> None:
+def test_bad_requests_raise_a_clear_error(tmp_path: Path, data: RunData) -> None:
     with pytest.raises(StoreError, match="is not a run folder"):
         CliRunner().invoke(report_command, [str(tmp_path)], catch_exceptions=False)
     with pytest.raises(StoreError, match="does not exist; create it first"):

@@ -71,7 +71,7 @@ def write(folder: Path, *members: dict[str, Any]) -> Path:
     return folder
 
 
-def test_clear_cut_networks_are_told_apart_without_an_error() -> None:
+def test_clear_cut_networks_are_judged_without_an_error() -> None:
     calibration = calibrate([member(seed) for seed in range(6)])
     assert calibration.clean == [OTHER]
     for group in (CHOSE, OTHER):

@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_wrong_answers_have_maps_of_what_was_said(folder: Path) -> None:
+def test_wrong_answers_have_maps_of_the_predicted_class(folder: Path) -> None:
     data = read_run(RunFolder.open(folder / "both" / "out"))
     wrong = [name for name, right in zip(data.images.ids, data.images.right, strict=True) if right is False]
     assert 0 < len(wrong) < len(data.images.ids)

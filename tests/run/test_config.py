@@ -48,7 +48,7 @@ def test_a_wrong_key_or_type_is_named_by_its_path(change: dict, sentence: str) -
 
 
 @pytest.mark.parametrize("content", ["methods = [", "methods = ['a']\nmethods = ['b']"])
-def test_what_is_not_toml_is_one_sentence(tmp_path: Path, content: str) -> None:
+def test_what_is_not_toml_raises_a_clear_error(tmp_path: Path, content: str) -> None:
     (tmp_path / "bad.toml").write_text(content)
     with pytest.raises(InputError, match="is not TOML"):
         read_study(tmp_path / "bad.toml")

@@ -138,7 +138,7 @@ def test_the_verdict_by_finding_is_that_of_each_alone(
         assert {m.method: m.follows for m in other.methods} == {m.method: m.follows for m in verdict.methods}
 
 
-def test_networks_trained_one_by_one_get_the_same_verdict(folder: Path) -> None:
+def test_networks_trained_per_label_get_the_same_verdict(folder: Path) -> None:
     for c, name in enumerate(made.NAMES):
         torch.save(made.train([c], seed=c + 1).state_dict(), folder / f"{name}-alone.pt")
         study = made.study(folder, name, weights=f"{name}-alone.pt")

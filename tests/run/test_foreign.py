@@ -350,7 +350,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda function: function.__name__)
-def test_maps_that_cannot_be_scored_are_one_sentence_before_any_work(
+def test_maps_that_cannot_be_scored_raise_a_clear_error_before_any_work(
     made: tuple[Path, hp.Run], wrong: Callable[[Path], str]
 ) -> None:
     folder, _ = made

@@ -176,7 +176,7 @@ def test_what_is_done_behind_keeps_its_order_and_its_errors() -> None:
     assert done[-1] == "kept"
 
 
-def test_the_next_one_is_fetched_and_prepared_while_the_caller_works() -> None:
+def test_the_next_batch_is_prepared_in_the_background() -> None:
     prepared, closed = [], threading.Event()
 
     def things() -> Generator[str, None, None]:

@@ -87,7 +87,7 @@ def test_bars_inside_each_other_share_one_display(terminal: Console, monkeypatch
     assert "training" in terminal.file.getvalue() and "images" in terminal.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_a_long_unit_is_not_silent_in_a_pipe(tmp_path: Path) -> None:
+def test_a_long_unit_prints_progress_in_a_pipe(tmp_path: Path) -> None:
     """Lines come while the first unit is computed, with the inputs passed so far."""
     study = make_study(tmp_path, methods=["rise(masks=400)"], metrics=[], checkpoints="epochs/epoch01.pt")
     soon = (
@@ -120,7 +120,7 @@ def test_pictures_in_hand_count_by_their_inputs() -> None:
     assert progress.so_far == 8
 
 
-def test_a_run_in_a_pipe_speaks_before_two_seconds_are_over() -> None:
+def test_a_run_in_a_pipe_prints_within_two_seconds() -> None:
     assert progress.SECONDS_TO_FIRST_LINE <= 2
 
 

@@ -9,7 +9,7 @@ import pytest
 from heatproof.timeline import FRAME, NOTHING, recording, span
 
 
-def test_nobody_recording_is_one_shared_empty_context() -> None:
+def test_without_recording_spans_share_an_empty_context() -> None:
     with recording():
         pass
     assert span("forward", inputs=3) is NOTHING and span("decode") is NOTHING
@@ -17,7 +17,7 @@ def test_nobody_recording_is_one_shared_empty_context() -> None:
         pass
 
 
-def test_a_span_knows_its_stage_and_its_inputs() -> None:
+def test_a_span_has_its_stage_and_inputs() -> None:
     with recording() as recorded, span(FRAME, "u1"), span("metric", "insertion"), span("forward", inputs=7):
         pass
     inner, metric, unit = recorded.spans

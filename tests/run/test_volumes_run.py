@@ -172,7 +172,9 @@ def test_axes_are_called_as_the_source_calls_them() -> None:
         ("size = [12, 20, 16]", "size = [12, 20]", "resize"),
     ],
 )
-def test_what_cannot_work_is_said_before_any_work(study: Path, line: str, instead: str, message: str) -> None:
+def test_what_cannot_work_is_reported_before_any_work(
+    study: Path, line: str, instead: str, message: str
+) -> None:
     other = study.with_name("other.toml")
     other.write_text(STUDY.replace(line, instead))
     with pytest.raises(InputError, match=message):

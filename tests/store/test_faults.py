@@ -109,7 +109,7 @@ def wait_until(condition: object, seconds: float = 20) -> None:
         time.sleep(0.05)
 
 
-def test_a_silent_machine_is_given_up_and_a_living_one_is_not(
+def test_a_machine_without_heartbeat_is_given_up_and_a_live_machine_is_not(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = folder / "out"

@@ -252,7 +252,7 @@ def test_no_value_of_another_type_crashes_a_command(out: Path, name: str) -> Non
 
 
 @pytest.mark.parametrize("way", [("checkpoint",), ("ids", 0), ("maps", 0, "values"), ("maps", 0, "method")])
-def test_an_index_of_maps_with_another_type_is_one_sentence(out: Path, way: tuple[Any, ...]) -> None:
+def test_an_index_of_maps_with_another_type_raises_a_clear_error(out: Path, way: tuple[Any, ...]) -> None:
     index = sorted((out / "maps").glob("*.json.gz"))[0]
     content = json.loads(gzip.decompress(index.read_bytes()))
     index.write_bytes(gzip.compress(json.dumps(with_other(content, way, [1])).encode()))

@@ -125,7 +125,7 @@ def test_two_shards_may_run_at_once(tmp_path: Path) -> None:
     assert fingerprint(out) == fingerprint(tmp_path / "whole")
 
 
-def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_raises_a_clear_error(tmp_path: Path) -> None:
     study = make_study(tmp_path, images=4, metrics=[])
     (tmp_path / "taken").write_text("a file where the folder should be")
     with pytest.raises(StoreError, match="cannot write"):
@@ -149,7 +149,7 @@ def test_a_disk_that_fills_up_keeps_what_was_written(tmp_path: Path, monkeypatch
     assert run_study(study, out).done == 14  # and nobody holds the lock
 
 
-def test_a_read_only_disk_is_one_sentence(tmp_path: Path) -> None:
+def test_a_read_only_disk_raises_a_clear_error(tmp_path: Path) -> None:
     study, disk = make_study(tmp_path, images=4, metrics=[]), tmp_path / "disk"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", disk], capture_output=True).returncode:

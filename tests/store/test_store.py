@@ -168,7 +168,7 @@ def test_columns_are_arrays_and_parameters_are_bound(run: RunFolder) -> None:
 @pytest.mark.parametrize(
     "query", ["select wrong from scores", "selekt 1", "select cast(method as int) from scores"]
 )
-def test_a_wrong_query_is_one_sentence(run: RunFolder, query: str) -> None:
+def test_a_wrong_query_raises_a_clear_error(run: RunFolder, query: str) -> None:
     run.write_unit(unit(), [row()])
     with pytest.raises(InputError, match=r"the query failed: .*scores has the columns model, ") as error:
         run.scores().sql(query)
@@ -350,7 +350,7 @@ def test_config_hash_ignores_the_order_of_keys() -> None:
         ({"tau": 0.5}, {"tau": "0.5"}, "tau was 0.5 and is now '0.5'", False),
     ],
 )  # fmt: skip
-def test_what_changed_is_said_and_additions_are_told_apart(
+def test_what_changed_is_reported_and_additions_are_distinguished(
     old: dict[str, object], new: dict[str, object], sentence: str, addition: bool
 ) -> None:
     (change,) = compare_configs(old, new)
@@ -633,7 +633,7 @@ def random_rows(number: int) -> list[Score]:
     return [row(f"{rng.random()}.png", rng.random()) for _ in range(2000)]
 
 
-def test_a_full_disk_is_one_sentence_and_keeps_what_was_written(tiny_disk: Path) -> None:
+def test_a_full_disk_raises_a_clear_error_and_keeps_what_was_written(tiny_disk: Path) -> None:
     run = RunFolder.create(tiny_disk / "run", Manifest.collect({}))
     written = 0
     with pytest.raises(StoreError, match="the disk is full; free some space and start again") as error:
@@ -658,7 +658,7 @@ def test_a_short_write_of_an_array_is_a_full_disk(tmp_path: Path) -> None:
         np.zeros(100_000).tofile(full)
 
 
-def test_a_read_only_folder_is_one_sentence_and_can_be_read(tiny_disk: Path) -> None:
+def test_a_read_only_folder_raises_a_clear_error_and_can_be_read(tiny_disk: Path) -> None:
     run = RunFolder.create(tiny_disk / "run", Manifest({}))
     run.write_unit(unit(), [row()])
     subprocess.run(["mount", "-o", "remount,ro", tiny_disk], check=True)
@@ -673,7 +673,7 @@ def test_a_read_only_folder_is_one_sentence_and_can_be_read(tiny_disk: Path) -> 
     assert len(RunFolder.open(run.path).scores().sql("from scores")) == 1
 
 
-def test_a_file_size_limit_is_one_sentence(run: RunFolder) -> None:
+def test_a_file_size_limit_raises_a_clear_error(run: RunFolder) -> None:
     run.write_unit(unit(0), [row()])
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))

@@ -239,7 +239,7 @@ def test_empty_maps_are_no_maps(run: RunFolder) -> None:
     assert run.maps().contents() == []
 
 
-def test_what_is_not_there_is_one_sentence(run: RunFolder) -> None:
+def test_what_is_not_there_raises_a_clear_error(run: RunFolder) -> None:
     run.write_unit(unit(0, 2), [], {"gradcam": some_maps(["a", "b"])})
     with pytest.raises(
         UnknownNameError, match="unknown method with stored maps at e1 'gradcan'; did you mean 'gradcam'"

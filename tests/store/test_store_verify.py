@@ -148,7 +148,7 @@ def test_a_folder_of_the_future_is_refused(study: Path) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_a_folder_of_0_1_is_refused_in_one_sentence(study: Path) -> None:
+def test_a_folder_of_0_1_is_refused_with_a_clear_error(study: Path) -> None:
     manifest = study.parent / "out" / "run.json"
     content = {k: v for k, v in json.loads(manifest.read_text()).items() if k not in ("checksum", "format")}
     manifest.write_text(json.dumps(content))

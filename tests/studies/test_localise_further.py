@@ -93,7 +93,7 @@ def test_lists_of_the_user(tmp_path: Path) -> None:
         class_groups(str(table), ["dog"])
 
 
-def test_what_is_left_out_is_said(finished: Any) -> None:
+def test_what_is_left_out_is_reported(finished: Any) -> None:
     assert finished.sifted.left_out == (("02.png", "it is listed in out.txt"),) and not finished.sifted.aside
     assert "Left out, as asked (1):" in finished.page.read_text() and len(finished.sifted.entries) == 8
 
@@ -146,7 +146,7 @@ def test_the_thesis_stretches_pictures(place: Path) -> None:
     assert (resize("thesis"), resize("shorter-side"), resize("own")) == ([256, 256], 256, None)
 
 
-def test_bad_counts_are_one_sentence() -> None:
+def test_bad_counts_raise_a_clear_error() -> None:
     assert counts("30, 100") == (30, 100)
     with pytest.raises(InputError, match=r"'30,many' is no list of whole numbers such as 30,100,200,300"):
         counts("30,many")

@@ -304,7 +304,7 @@ def test_another_checkpoint_or_method_costs_only_itself(study: CoseSettings, tmp
         run(replace(grown, draws=3), out)
 
 
-def test_what_is_broken_is_said_and_the_rest_goes_on(study: CoseSettings, tmp_path: Path) -> None:
+def test_what_is_broken_is_reported_and_the_rest_goes_on(study: CoseSettings, tmp_path: Path) -> None:
     (tmp_path / "pictures" / "cat" / "000.png").write_bytes(b"not a picture")
     (tmp_path / "epochs" / "epoch00.pt").write_bytes(b"not weights")
     result = run(study, tmp_path / "out")
@@ -327,7 +327,7 @@ def test_what_is_broken_is_said_and_the_rest_goes_on(study: CoseSettings, tmp_pa
         ({"checkpoints": ("none*.pt",)}, "none"),
     ],
 )
-def test_bad_settings_are_one_sentence(
+def test_bad_settings_raise_a_clear_error(
     study: CoseSettings, tmp_path: Path, change: Any, sentence: str
 ) -> None:
     with pytest.raises(HeatproofError, match=sentence):
@@ -407,7 +407,9 @@ def test_every_registered_method_goes_through_cose(cnn: nn.Module) -> None:
         assert (pairs.why[method][~defined] > 0).all()
 
 
-def test_threads_are_as_told(study: CoseSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_follow_the_setting(
+    study: CoseSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: set[int] = set()
     write = RunFolder.write_unit
 

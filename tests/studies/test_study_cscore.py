@@ -228,7 +228,7 @@ def test_from_the_command_line_in_an_empty_folder(tmp_path: Path) -> None:
     assert (tmp_path / "here" / "summary.md").exists()
 
 
-def test_bad_input_is_said_before_training(tmp_path: Path) -> None:
+def test_bad_input_is_reported_before_training(tmp_path: Path) -> None:
     pictures(tmp_path / "pictures", 3, ("disc",))
     with pytest.raises(InputError, match="one class only"):
         check(settings(tmp_path))

@@ -216,10 +216,12 @@ def test_the_order_of_two_methods_is_judged_image_by_image(scored: LocaliseResul
 
 def test_published_classes_give_all_published_means(papers: dict[str, Any]) -> None:
     """The thesis's 43 classes through the code that makes our class tables, and the constants we show."""
-    thesis, columns = papers["thesis"], []
-    for key, count in (("t2", 6), ("t3", 5)):
-        for k in range(count):
-            columns.append({int(c): [v[2][k]] for c, v in thesis[key].items()})
+    thesis = papers["thesis"]
+    columns = [
+        {int(c): [v[2][k]] for c, v in thesis[key].items()}
+        for key, count in (("t2", 6), ("t3", 5))
+        for k in range(count)
+    ]
     classes = {int(c): v[0] for c, v in thesis["t2"].items()}
     sizes = {int(c): v[1] for c, v in thesis["t2"].items()}
     rows = page.class_rows(classes, sizes, columns)
@@ -457,7 +459,7 @@ def test_boxes_of_width_and_height_are_refused(place: Path, tmp_path: Path) -> N
         localise_study(replace(settings_for(place, tmp_path / "out"), images=data))
 
 
-def test_what_cannot_work_is_one_sentence(place: Path, tmp_path: Path) -> None:
+def test_what_cannot_work_raises_a_clear_error(place: Path, tmp_path: Path) -> None:
     usual = settings_for(place, tmp_path / "out")
     (tmp_path / "weights.pt").write_bytes(b"not weights")
     bare = tmp_path / "bare" / "images"

@@ -63,7 +63,7 @@ def test_settings_come_from_the_file_and_the_command_line_wins(tmp_path: Path) -
     assert error is None and output.startswith("x ('gradcam',) 9 ('c',) False\n1.0 (0.2, 0.3)")
 
 
-def test_only_what_was_said_is_given() -> None:
+def test_only_given_options_are_passed_on() -> None:
     nothing = "('gradcam',) 6 () False\n0.5 (0.1, 0.8) one True ['images', 'within']"
     assert call("-i", "x") == (None, f"x {nothing}")
     assert call("-i", "x", "--large")[1].startswith("x ('gradcam',) 7 () True")  # a preset is no default
@@ -105,7 +105,7 @@ def test_a_setting_out_of_range_is_refused_in_python_too(setting: dict[str, obje
         ("=", "TOML"),
     ],
 )
-def test_a_bad_file_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+def test_a_bad_file_raises_a_clear_error(tmp_path: Path, text: str, sentence: str) -> None:
     (tmp_path / "study.toml").write_text(text)
     error, _ = call(tmp_path / "study.toml")
     assert isinstance(error, InputError) and sentence in str(error)

@@ -377,7 +377,9 @@ def test_the_answer_about_leakage_follows_the_intervals() -> None:
         (["--photos", "/nowhere"], "there is no folder"),
     ],
 )
-def test_bad_input_is_one_sentence_before_any_work(tmp_path: Path, arguments: list[str], words: str) -> None:
+def test_bad_input_raises_a_clear_error_before_any_work(
+    tmp_path: Path, arguments: list[str], words: str
+) -> None:
     result = study(*TINY, "--out", tmp_path, *arguments)
     output = " ".join(result.output.split())
     assert result.exit_code == 2 and words in output and "Traceback" not in output, output

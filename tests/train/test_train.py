@@ -259,7 +259,7 @@ def test_the_schedule_is_the_cosine() -> None:
     assert rates[4:] == [1e-5, 1e-5]
 
 
-def test_one_step_is_the_step_one_would_write() -> None:
+def test_one_step_equals_a_step_by_hand() -> None:
     """Label smoothing, class weights, clipping and SGD, against the same step spelled out."""
     data = bright_or_dark(6)
     phase = Phase(1, 0.5, optimiser="sgd", momentum=0.0, schedule="constant", label_smoothing=0.1, clip=0.05,
@@ -390,7 +390,7 @@ GOOD, ONE_CLASS = Data(IMAGES, LABELS), Data(IMAGES, LABELS * 0)
         (lambda: Recipe(()), "at least one phase"),
     ],
 )  # fmt: skip
-def test_bad_input_is_one_sentence_before_training(start: Callable[[], object], sentence: str) -> None:
+def test_bad_input_raises_a_clear_error_before_training(start: Callable[[], object], sentence: str) -> None:
     with pytest.raises(HeatproofError, match=sentence) as caught:
         start()
     assert "\n" not in str(caught.value)

@@ -89,7 +89,7 @@ def test_densenet_never_has_an_attribution_collapse() -> None:
     assert not [a for a in find_alarms(published("DenseNet201")) if a.mechanism == 2]
 
 
-def test_nothing_is_said_where_auc_itself_tells() -> None:
+def test_no_alarm_where_auc_falls_too() -> None:
     """ResNet50V2 at E30: the Normal list is empty and ScoreCAM is at 0, but so is AUC, nearly."""
     run = published("ResNet50V2")
     assert auc_falls(run) == [False] * 6 + [True]
@@ -234,7 +234,7 @@ def test_a_shifted_threshold_is_a_gold_list_collapse_and_nothing_else(
     assert brief(alarms) == [(1, "broken", None, "standing")]
 
 
-def test_a_layer_silent_for_one_class_is_an_attribution_collapse_and_nothing_else(
+def test_a_layer_without_activation_for_one_class_raises_only_an_attribution_collapse(
     trained: tuple[Network, Trajectory],
 ) -> None:
     network = copy_of(trained[0])
@@ -246,7 +246,7 @@ def test_a_layer_silent_for_one_class_is_an_attribution_collapse_and_nothing_els
     assert all(alarm.evidence["degenerate"] == 1 for alarm in alarms)
 
 
-def test_a_layer_silent_for_all_is_one_alarm_per_method(trained: tuple[Network, Trajectory]) -> None:
+def test_a_layer_without_activation_raises_one_alarm_per_method(trained: tuple[Network, Trajectory]) -> None:
     """Every map of every class empty, with the answers of the healthy network."""
     healthy = trained[1].checkpoints[-1]
     maps = torch.zeros(len(LABELS), 7, 7)
@@ -319,7 +319,7 @@ def test_an_untrained_network_is_not_alarming() -> None:
     assert find_alarms(Trajectory((UNTRAINED, state(0.6, (0.05, 0.6), gold=(0, 50))))) == []
 
 
-def test_a_class_on_its_way_is_no_collapse_and_one_that_stays_away_is() -> None:
+def test_a_recovering_class_is_no_collapse_and_a_missing_class_is() -> None:
     lists = [(0, 0), (0, 50), (0, 50)]  # not sure of anything yet, then of one class only, and still
     run = [state(0.95, (0.5, 0.5), gold, f"t{k}") for k, gold in enumerate(lists)]
     assert brief(find_alarms(Trajectory(tuple(run[:2])))) == []
@@ -391,7 +391,7 @@ def test_auc_of_the_same_images_is_compared_image_by_image() -> None:
     )
 
 
-@pytest.mark.parametrize("tau, gold", [("0.5", [4, 1]), ("'adaptive'", [4, 4]), ("0.3", [3, 3])])
+@pytest.mark.parametrize(("tau", "gold"), [("0.5", [4, 1]), ("'adaptive'", [4, 4]), ("0.3", [3, 3])])
 def test_gold_lists_are_counted_at_the_threshold_in_force(tmp_path: Path, tau: str, gold: list[int]) -> None:
     """All of class 1 rank above all of class 0, but the threshold of a half has left them."""
     chances = [0.1, 0.2, 0.22, 0.25, 0.28, 0.33, 0.4, 0.6]

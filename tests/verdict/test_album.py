@@ -82,7 +82,7 @@ def test_the_tag_is_the_first_group_of_the_network_that_uses_it(
     assert all(on_the_tag(group, masks) == 0 for group in album(pair.a, images)["green"].groups)
 
 
-def test_painting_the_tag_over_changes_what_nothing_else_speaks_for(
+def test_painting_over_the_tag_changes_the_answer_if_nothing_else_supports_it(
     pair: Pair, tagged: tuple[Tensor, Tensor, Tensor]
 ) -> None:
     images, masks, labels = tagged
@@ -145,7 +145,7 @@ def test_at_most_so_many_pictures_and_pixels(pair: Pair) -> None:
     assert label.groups[0].n == 1 and "of 1 picture," in label.groups[0].sentence
 
 
-def test_what_cannot_be_used_is_one_sentence(pair: Pair) -> None:
+def test_what_cannot_be_used_raises_a_clear_error(pair: Pair) -> None:
     maps = hp.explain(pair.a, pair.images, METHODS)
     other = {**maps, "layercam": replace(maps["layercam"], explained=torch.zeros(12, dtype=torch.long))}
     for given, options, sentence in (
@@ -189,7 +189,7 @@ def test_an_album_of_a_run_is_kept_in_its_folder(study: Path) -> None:
     assert page.count("<img ") == sum(len(group.crops) for group in groups)
 
 
-def test_names_are_shown_and_not_obeyed(study: Path) -> None:
+def test_names_are_escaped(study: Path) -> None:
     folder = RunFolder.open(study.parent / "run")
     write_album(folder, study=study)
     stored = read_album(folder)
@@ -201,7 +201,7 @@ def test_names_are_shown_and_not_obeyed(study: Path) -> None:
     assert "<script" not in str(album_section(made).body) and "&lt;script" in str(album_section(made).body)
 
 
-def test_what_stands_in_the_way_is_one_sentence(study: Path, tmp_path: Path) -> None:
+def test_what_stands_in_the_way_raises_a_clear_error(study: Path, tmp_path: Path) -> None:
     folder = RunFolder.open(study.parent / "run")
     other = make_study(tmp_path / "other", methods=["gradcam"], metrics=[], run="pictures = false", images=4)
     run_study(other, tmp_path / "run")

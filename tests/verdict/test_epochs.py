@@ -41,7 +41,7 @@ def test_the_published_epochs_are_flagged_as_the_caption_says() -> None:
 
 
 @given(st.floats(0, 1), st.floats(0, 1), st.integers(2, 20))
-def test_a_flag_is_about_one_thing(auc: float, accuracy: float, classes: int) -> None:
+def test_a_flag_has_one_kind_only(auc: float, accuracy: float, classes: int) -> None:
     flag = epoch_flag(auc, accuracy, classes)
     assert (flag == COLLAPSED) == (auc < 0.5)
     assert flag.startswith("accuracy below") == (auc >= 0.75 and accuracy < 1 / classes)
@@ -76,7 +76,7 @@ def test_the_layers_that_grew() -> None:
 
 
 @given(st.sets(st.integers(1, 30), max_size=6), st.sets(st.integers(1, 30), max_size=6), st.integers(1, 30))
-def test_foretold_is_counted_as_one_would_by_hand(jumps: set[int], alarms: set[int], last: int) -> None:
+def test_foretold_equals_a_count_by_hand(jumps: set[int], alarms: set[int], last: int) -> None:
     every = list(range(1, last + 1))
     warning = early_warning(every, sorted(jumps), sorted(alarms))
     raised, jumped = alarms & set(every), jumps & set(every)

@@ -285,7 +285,7 @@ def test_no_alarms(collapsed: Path) -> None:
         assert (verdict.holds, len(verdict.alarms)) == (holds, 0 if holds else 1), rule
 
 
-def test_no_alarms_cannot_hold_where_nobody_looked(tmp_path: Path) -> None:
+def test_no_alarms_fails_without_explanation_metrics(tmp_path: Path) -> None:
     verdict = only(small_folder(tmp_path / "run", [row("auc", 0.9)]), "no-alarms")
     assert not verdict.holds and "holds no C-Score; add cscore" in verdict.reasons[0]
 

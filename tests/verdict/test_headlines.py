@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -80,7 +79,7 @@ def box_of(picture: np.ndarray) -> tuple[int, ...]:
 
 
 @pytest.fixture(autouse=True)
-def two_that_never_look(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def two_that_never_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Methods of a plug-in: what is colourful in the picture, and a corner of it."""
     explainers.names()
     for name in ("_entries", "_keys"):
@@ -97,8 +96,6 @@ def two_that_never_look(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         """The corner at the top left, a little of the picture's brightness with it."""
         steps = torch.linspace(1, 0, SIDE)
         return torch.outer(steps, steps) ** 4 + 1e-3 * trace.images.mean(1)
-
-    yield
 
 
 def judged(folder: Path, weights: str, pictures: str, methods: list[str]) -> tuple[dict[str, Any], str, str]:
@@ -187,7 +184,7 @@ def test_wrong_labels_stand_in_the_headline(place: Path) -> None:
     assert not page.startswith(" clear")
 
 
-def test_beside_one_that_follows_the_others_are_judged_too(place: Path) -> None:
+def test_other_methods_are_judged_beside_a_following_method(place: Path) -> None:
     verdict, _, _ = judged(place, "b", "plain", ["gradcam", "corner"])
     assert [method_answer["follows"] for method_answer in verdict["methods"]] == ["yes", "no"]
     assert verdict["headline"] == HEADLINES["yes", "yes"] and verdict["network"]["read_from"] == ["gradcam"]

@@ -64,7 +64,7 @@ def test_a_run_weighs_by_calibrated_confidence(tmp_path: Path) -> None:
         assert sum(state.gold for state in at.classes.values()) == int(listed.sum())
 
 
-def test_what_an_anchor_may_be_is_said_before_any_work(tmp_path: Path) -> None:
+def test_what_an_anchor_may_be_is_reported_before_any_work(tmp_path: Path) -> None:
     study = make_study(tmp_path, methods=["gradcam"], metrics=["cscore(anchor='epoch09')"])
     with pytest.raises(UnknownNameError, match="'epoch09'"):
         run_study(study, tmp_path / "out")

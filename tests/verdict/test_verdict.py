@@ -80,7 +80,7 @@ def test_the_four_headlines(tmp_path: Path, follows: str, lie: str) -> None:
         assert "no method was found to follow it; maps lie" in verdict.sentence
 
 
-def test_where_maps_lie_never_speaks_against_them(tmp_path: Path) -> None:
+def test_location_of_maps_does_not_change_whether_they_follow(tmp_path: Path) -> None:
     """The worst plausibility there can be: a finding about the network, not about its maps."""
     verdict = verdict_on(tmp_path / "run", scores(0.6, lie=0.0))
     assert {m.follows for m in verdict.methods} == {"yes"} and verdict.level == "care"
@@ -200,7 +200,7 @@ def test_each_method_has_its_own_answer(tmp_path: Path) -> None:
     assert verdict.network.read_from == () and verdict.headline == HEADLINES["yes", "undecided"]
 
 
-def test_blank_maps_are_told_beside_those_that_are_not(tmp_path: Path) -> None:
+def test_blank_maps_are_counted_beside_the_others(tmp_path: Path) -> None:
     verdict = verdict_on(tmp_path / "run", scores(), blank={"layercam": 30, "lime(samples=9)": 4})
     assert [m.note for m in verdict.methods] == [
         "", "30% of its maps are blank: 30% where another method that follows shows something", "",
@@ -311,7 +311,7 @@ def test_what_is_close_to_its_shadows_stays_undecided(tmp_path: Path) -> None:
     ],
     ids=["always wrong", "guesses", "calls all the larger class", "wrong about one class", "nan"],
 )
-def test_nothing_good_is_said_of_a_network_without_skill(
+def test_a_network_at_chance_level_gets_no_positive_answer(
     tmp_path: Path, options: dict[str, Any], note: str
 ) -> None:
     verdict = verdict_on(tmp_path / "run", scores(), **options)
@@ -385,7 +385,7 @@ def test_a_crowd_makes_chance_findings_rarer() -> None:
     assert follow.answers(values | crowd, rule)["m"] == "undecided"
 
 
-def test_both_numbers_must_be_above_and_one_below_is_enough() -> None:
+def test_yes_needs_both_numbers_above_and_no_needs_one_below() -> None:
     rng = np.random.default_rng(0)
     high, low = rng.normal(0.5, 0.1, 50), rng.normal(-0.3, 0.1, 50)
     few = np.where(np.arange(50) < 29, high, np.nan)
@@ -563,7 +563,7 @@ def test_evil_names_are_shown_in_the_verdict_and_never_run(tmp_path: Path) -> No
     assert str(verdict).count(EVIL[0]) == 1 + (EVIL[0] in verdict.sentence)
 
 
-def test_a_verdict_of_nothing_can_be_shown() -> None:
+def test_an_empty_verdict_can_be_printed() -> None:
     empty = Verdict("epoch01", (), NetworkAnswer("undecided", note="nothing was asked"))
     assert empty.sentence == "nothing was asked." and empty.follow == "undecided" and empty.measured == ""
     test = answers.Test("t", "title", "undecided", math.nan, math.nan, math.nan, 0)
