@@ -18,7 +18,7 @@ import click
 import torch
 from rich.table import Table
 
-from benchmarks.sections import SECTIONS, BenchAsked
+from benchmarks.sections import SECTIONS, BenchOptions
 from benchmarks.table import MeasuredRows
 from heatproof import __version__
 from heatproof.cli import HandledErrors
@@ -68,34 +68,34 @@ def bench_command(
       python -m benchmarks --section precision --data DATA --csv docs/results/precision
     """
     names = chosen(section)
-    asked = BenchAsked(quick, device, pictures, words(network), words(precision), data)
-    refuse_what_nobody_takes(names, asked)
-    if asked.gpu and not torch.cuda.is_available():
+    options = BenchOptions(quick, device, pictures, words(network), words(precision), data)
+    refuse_unused_options(names, options)
+    if options.gpu and not torch.cuda.is_available():
         raise InputError("there is no CUDA device here; leave out --device")
     measured = open_table(table, names)
     console.print(machine(device))
-    began, command = time.perf_counter(), command_line(section, asked)
+    began, command = time.perf_counter(), command_line(section, options)
     for name in names:
-        run_section(name, asked, command, began, measured, table)
+        run_section(name, options, command, began, measured, table)
 
 
 def chosen(section: Sequence[str]) -> list[str]:
     for name in section:
         if name not in SECTIONS:
             raise UnknownNameError("section", name, SECTIONS)
-    return list(dict.fromkeys(section)) or [name for name, one in SECTIONS.items() if one.usual]
+    return list(dict.fromkeys(section)) or [name for name, entry in SECTIONS.items() if entry.usual]
 
 
 def words(text: str | None) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip()) if text else ()
 
 
-def refuse_what_nobody_takes(names: Sequence[str], asked: BenchAsked) -> None:
+def refuse_unused_options(names: Sequence[str], options: BenchOptions) -> None:
     for option in ("network", "precision", "pictures", "data"):
-        takers = [name for name, one in SECTIONS.items() if option in one.takes]
-        if getattr(asked, option) and not set(takers) & set(names):
+        takers = [name for name, entry in SECTIONS.items() if option in entry.takes]
+        if getattr(options, option) and not set(takers) & set(names):
             raise InputError(f"--{option} is for {' and '.join(takers)}; add --section {takers[0]}")
-    for precision in asked.precision:
+    for precision in options.precision:
         check_precision(precision)
 
 
@@ -112,41 +112,41 @@ def open_table(table: Path | None, names: Sequence[str]) -> MeasuredRows:
     return measured
 
 
-def command_line(section: Sequence[str], asked: BenchAsked) -> str:
+def command_line(section: Sequence[str], options: BenchOptions) -> str:
     """What to type for the same measurement, without the places of files."""
     given = [word for name in section for word in ("--section", name)]
-    given += ["--quick"] if asked.quick else []
-    given += ["--device", asked.device] if asked.gpu else []
-    given += ["--network", ",".join(asked.network)] if asked.network else []
-    given += ["--precision", ",".join(asked.precision)] if asked.precision else []
-    given += ["--pictures", str(asked.pictures)] if asked.pictures else []
-    given += ["--data", "DATA"] if asked.data else []
+    given += ["--quick"] if options.quick else []
+    given += ["--device", options.device] if options.gpu else []
+    given += ["--network", ",".join(options.network)] if options.network else []
+    given += ["--precision", ",".join(options.precision)] if options.precision else []
+    given += ["--pictures", str(options.pictures)] if options.pictures else []
+    given += ["--data", "DATA"] if options.data else []
     return shlex.join(["python", "-m", "benchmarks", *given])
 
 
 def run_section(
-    name: str, asked: BenchAsked, command: str, began: float, measured: MeasuredRows, table: Path | None
+    name: str, options: BenchOptions, command: str, began: float, measured: MeasuredRows, table: Path | None
 ) -> None:
     """Part by part; the rows of each are kept before the next one begins."""
-    found: list[tuple[Part, Sequence[Row] | Sequence[Cells]]] = []
+    results: list[tuple[Part, Sequence[Row] | Sequence[Cells]]] = []
     try:
         section = importlib.import_module(f"benchmarks.{name}")
-        for part in section.parts(asked):
+        for part in section.parts(options):
             say(f"{time.perf_counter() - began:7.1f} s  {name}: {part.name}")
             with console.status("measuring"):
                 rows = part.measure()
-            found.append((part, rows))
+            results.append((part, rows))
             if table:
                 path = table / f"{part.table}.csv" if part.table else table
-                measured.put(path, [_told(name, part, row, command, asked.quick) for row in rows])
+                measured.put(path, [_told(name, part, row, command, options.quick) for row in rows])
         if absent := getattr(section, "missing", str)():
             errors.print(f"{name}: {absent}", style="yellow", soft_wrap=True)
     except ImportError as error:  # also a missing extra; its message holds the install line
         errors.print(f"{name}: not measured: {error}", style="yellow", soft_wrap=True)
     finally:  # also where it was stopped
-        for kind in dict.fromkeys(part.table for part, _ in found):
-            shown = [row for part, rows in found for row in rows if part.table == kind]
-            console.print(any_table(f"{name}: {kind}" if kind else name, shown))
+        for kind in dict.fromkeys(part.table for part, _ in results):
+            selected = [row for part, rows in results for row in rows if part.table == kind]
+            console.print(any_table(f"{name}: {kind}" if kind else name, selected))
 
 
 def _told(section: str, part: Part, row: Row | Cells, command: str, quick: bool) -> Cells:
@@ -178,9 +178,9 @@ def row_table(title: str, rows: Iterable[Row]) -> Table:
     table.add_column("note", overflow="fold", ratio=2)
     for row in rows:
         ours, other, ratio = f"{row.ours_ms:,.2f}", f"{row.other_ms:,.2f}", f"{row.ratio:.3g}"
-        kept = within(row.ratio, row.limit)
-        told, style = {True: ("ok", None), False: ("over", "red"), None: ("", None)}[kept]
-        table.add_row(row.what, ours, row.other, other, ratio, row.limit, told, row.note, style=style)
+        holds = within(row.ratio, row.limit)
+        mark, style = {True: ("ok", None), False: ("over", "red"), None: ("", None)}[holds]
+        table.add_row(row.what, ours, row.other, other, ratio, row.limit, mark, row.note, style=style)
     return table
 
 
@@ -226,9 +226,9 @@ def cpu_name() -> str:
 def section_lines() -> str:
     """For the help: every section with what it measures and what it costs."""
     lines = []
-    for name, one in SECTIONS.items():
-        named = "" if one.usual else "; only where it is named"
-        lines += [f"  {name:<13} {one.what}", f"{'':<16}H200: {one.gpu}; two cores: {one.cpu}{named}"]
+    for name, entry in SECTIONS.items():
+        named = "" if entry.usual else "; only where it is named"
+        lines += [f"  {name:<13} {entry.what}", f"{'':<16}H200: {entry.gpu}; two cores: {entry.cpu}{named}"]
     return "\n".join(["\b", "Sections, and about how long they take (--quick: a minute each):", *lines])
 
 

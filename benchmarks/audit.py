@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.busy import watching
 from benchmarks.common import CAMS, Part, Row, cost, write_study
-from benchmarks.sections import BenchAsked
+from benchmarks.sections import BenchOptions
 from heatproof.errors import HeatproofError, UnknownNameError, need
 from heatproof.models import load_model
 from heatproof.models.model import Model
@@ -52,24 +52,24 @@ class Extent(NamedTuple):
     small: bool
 
 
-def parts(asked: BenchAsked) -> Iterator[Part]:
+def parts(options: BenchOptions) -> Iterator[Part]:
     """A run for each network and precision: by default 200 pictures on a GPU, and a few on a CPU."""
-    if asked.gpu and not asked.quick:
-        count = asked.pictures or 200
+    if options.gpu and not options.quick:
+        count = options.pictures or 200
         size = Extent(count, max(1, min(50, count // 2)), False)
     else:
-        size = Extent(asked.pictures or (2 if asked.quick else 4), 2, True)
-    usual = ("resnet50", "squeezenet1_1", "mobilenet_v2") if asked.gpu else ("squeezenet1_1", "resnet18")
-    networks = asked.network or usual[: 1 if asked.quick else None]
+        size = Extent(options.pictures or (2 if options.quick else 4), 2, True)
+    usual = ("resnet50", "squeezenet1_1", "mobilenet_v2") if options.gpu else ("squeezenet1_1", "resnet18")
+    networks = options.network or usual[: 1 if options.quick else None]
     known = need("torchvision", "torchvision").models.list_models()
     for name in networks:
         if name not in known:
             raise UnknownNameError("network", name, known)
     for name in networks:
-        both = asked.gpu and name == "resnet50"
-        for precision in asked.precision or (("bf16", "fp32") if both else ("fp32",)):
+        both = options.gpu and name == "resnet50"
+        for precision in options.precision or (("bf16", "fp32") if both else ("fp32",)):
             yield Part(
-                f"{name}, {precision}", partial(audit, name, precision, size, asked.device), asked.device
+                f"{name}, {precision}", partial(audit, name, precision, size, options.device), options.device
             )
 
 
@@ -94,28 +94,28 @@ def audit(name: str, precision: str, size: Extent, device: str) -> list[Row]:
         wall, cpu = (time.perf_counter() - began[0]) * 1e3, (time.process_time() - began[1]) * 1e3
         after = _bare(model, device)
     passes, gradients = _counted(profiler)
-    times = [[one.of(passes, gradients) for one in clocks] for clocks in (before, after)]
+    times = [[clock.of(passes, gradients) for clock in clocks] for clocks in (before, after)]
     bare, bare_cpu = (statistics.mean(column) for column in zip(*times, strict=True))
     what = f"standard audit, {name}, {precision}, {size.pictures} pictures"
     limit = LIMITS.get(name, LIMITS["resnet50"])
     other = f"{passes:,} bare forward and {gradients:,} backward passes"
-    found = [cost(what, wall, other, bare, limit)]
+    rows = [cost(what, wall, other, bare, limit)]
     if device == "cpu":  # which others may use meanwhile: then the wall tells about them too
-        found.append(cost(f"{what}: CPU time", cpu, other, bare_cpu, limit))
+        rows.append(cost(f"{what}: CPU time", cpu, other, bare_cpu, limit))
         total = profiler.summary().total
         shares = {"in passes": total.device, "outside of passes": total.host, "waiting": total.waiting}
-        for said, seconds in shares.items():
-            found.append(cost(f"{what}: {said}", seconds * 1e3, "wall time", wall))
-    units = sorted(one.end for one in profiler.recorded.spans if one.name == FRAME)
+        for label, seconds in shares.items():
+            rows.append(cost(f"{what}: {label}", seconds * 1e3, "wall time", wall))
+    units = sorted(span.end for span in profiler.recorded.spans if span.name == FRAME)
     after_first = (profiler.recorded.began + units[0]) * 1e-9
     if len(units) > 1 and (busy := watched.after(after_first)) is not None:
-        found.append(Row(f"{what}: GPU busy after the first unit", wall, "wall time", wall, busy, ">= 0.8"))
-    return found
+        rows.append(Row(f"{what}: GPU busy after the first unit", wall, "wall time", wall, busy, ">= 0.8"))
+    return rows
 
 
 def standard_metrics(small: bool) -> list[str]:
     """Every metric of a run that needs neither annotation nor several checkpoints."""
-    found = []
+    requests = []
     for entry in metrics.as_registered():
         try:
             (request,) = read_metrics([entry.name])
@@ -124,16 +124,16 @@ def standard_metrics(small: bool) -> list[str]:
         if entry.compares_checkpoints or entry.name in OWN_INPUTS or set(entry.needs) & ANNOTATION:
             continue
         fewer = FEWER.get(entry.name) if small else None
-        found.append(f"{request.text}({fewer})" if fewer else request.text)
-    return found
+        requests.append(f"{request.text}({fewer})" if fewer else request.text)
+    return requests
 
 
 def _counted(profiler: Profiler) -> tuple[int, int]:
     """Inputs that went through the whole network, and those whose gradient came back to the image."""
     sums = {"forward": 0, "backward": 0}
-    for one in profiler.recorded.spans:
-        if one.name in sums:
-            sums[one.name] += one.inputs
+    for span in profiler.recorded.spans:
+        if span.name in sums:
+            sums[span.name] += span.inputs
     return sums["forward"], sums["backward"]
 
 
@@ -150,7 +150,7 @@ class Bare(NamedTuple):
 def _bare(model: Model, device: str) -> tuple[Bare, Bare]:
     """By the wall's clock and by that of the CPU, at the batch that is fastest."""
     sizes: Sequence[int] = (64, 128, 256, 512) if device.startswith("cuda") else (8, 16, 32)
-    found = {}
+    times = {}
     for batch in sizes:
         images = torch.randn(batch, 3, 224, 224, device=device).contiguous(memory_format=torch.channels_last)
 
@@ -158,12 +158,12 @@ def _bare(model: Model, device: str) -> tuple[Bare, Bare]:
             with torch.inference_mode(), model.computing():
                 return model.module(images)
 
-        found[batch] = _by_both_clocks(forward, 5, device, batch)
-    batch = min(found, key=lambda size: found[size][0])
+        times[batch] = _by_both_clocks(forward, 5, device, batch)
+    batch = min(times, key=lambda size: times[size][0])
     images = torch.randn(batch, 3, 224, 224, device=device)
     targets = torch.zeros(batch, dtype=torch.long, device=device)
     both = _by_both_clocks(lambda: model.input_gradient(images, targets), 3, device, batch)
-    wall, cpu = (Bare(f, max(0.0, b - f)) for f, b in zip(found[batch], both, strict=True))
+    wall, cpu = (Bare(f, max(0.0, b - f)) for f, b in zip(times[batch], both, strict=True))
     return wall, cpu
 
 

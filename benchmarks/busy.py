@@ -24,34 +24,34 @@ EVERY = 200  # milliseconds
 class Busy:
     """Shares that the driver told, with the time of each."""
 
-    told: list[tuple[float, float]] = field(default_factory=list)
+    samples: list[tuple[float, float]] = field(default_factory=list)
 
     def after(self, seconds: float) -> float | None:
         """The mean of those told later than that, by time.perf_counter(); None where there are none."""
-        later = [share for moment, share in self.told if moment > seconds]
+        later = [share for moment, share in self.samples if moment > seconds]
         return statistics.mean(later) if later else None
 
 
 @contextmanager
 def watching(device: str) -> Iterator[Busy]:
     """Listen while the context is open; nothing is heard on a CPU, or without nvidia-smi."""
-    found, program = Busy(), shutil.which("nvidia-smi")
+    busy, program = Busy(), shutil.which("nvidia-smi")
     if program is None or not device.startswith("cuda"):
-        yield found
+        yield busy
         return
     query = ["--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", f"-lms={EVERY}"]
     which = f"--id={torch.device(device).index or 0}"
     with subprocess.Popen([program, *query, which], stdout=subprocess.PIPE, text=True) as teller:
-        listener = threading.Thread(target=_listen, args=(teller, found), daemon=True)
+        listener = threading.Thread(target=_listen, args=(teller, busy), daemon=True)
         listener.start()
         try:
-            yield found
+            yield busy
         finally:
             teller.terminate()
             listener.join(5)
 
 
-def _listen(teller: subprocess.Popen[str], found: Busy) -> None:
+def _listen(teller: subprocess.Popen[str], busy: Busy) -> None:
     for line in teller.stdout or ():
         if line.strip().isdigit():
-            found.told.append((time.perf_counter(), int(line) / 100))
+            busy.samples.append((time.perf_counter(), int(line) / 100))

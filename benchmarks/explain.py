@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import CAMS, GRAD_CAM, Part, Row, cost, network, side_by_side, speed
-from benchmarks.sections import BenchAsked
+from benchmarks.sections import BenchOptions
 from heatproof.errors import need
 from heatproof.explain.api import explain
 from heatproof.models.model import Model
@@ -28,15 +28,15 @@ PER_IMAGE = ("resnet50", "convnext_base")
 LIMITS = {"fp32": {32: "<= 1.35", 256: "<= 1.08"}, "bf16": {32: "<= 1.35", 256: "<= 1.12"}}
 
 
-def parts(asked: BenchAsked) -> Iterator[Part]:
+def parts(options: BenchOptions) -> Iterator[Part]:
     """On a GPU also milliseconds per image over batch sizes and precisions."""
-    quick, device = asked.quick, asked.device
+    quick, device = options.quick, options.device
     torch.manual_seed(0)
     model = network("resnet18" if quick else "resnet50", device)
     yield Part("seven CAMs", partial(_cams, model, 2 if quick else 16, device, 2 if quick else 3), device)
     samples = QUICK_SAMPLES if quick else SAMPLES
     yield Part("methods of many passes", partial(_perturbing, model, device, 2, samples), device)
-    for name in PER_IMAGE if asked.gpu else ():
+    for name in PER_IMAGE if options.gpu else ():
         for precision in LIMITS:
             made = partial(_per_image, name, precision, device, (32,) if quick else (1, 32, 256))
             yield Part(f"per image, {name}, {precision}", made, device)
@@ -65,17 +65,17 @@ def _cams(model: Model, batch: int, device: str, repeat: int) -> list[Row]:
     ms = side_by_side(contenders, repeat, device)
     ours, bare = ms["seven CAMs"], ms["bare forward"]
     what = f"seven CAMs together, {model.name}, batch {batch}"
-    found = [cost(what, ours, "bare forward", bare, "<= 1.25")]
+    rows = [cost(what, ours, "bare forward", bare, "<= 1.25")]
     if "captum LayerGradCam" in ms:
-        found.append(speed(what, ours, "captum, Grad-CAM alone", ms["captum LayerGradCam"], note=FASTER))
+        rows.append(speed(what, ours, "captum, Grad-CAM alone", ms["captum LayerGradCam"], note=FASTER))
     theirs = {name: ms[f"grad-cam {name}"] for name in GRAD_CAM if f"grad-cam {name}" in ms}
     if theirs:
         total = sum(theirs.values())
-        found.append(speed(what, ours, "grad-cam, the same seven", total, ">= 20", FASTER))
+        rows.append(speed(what, ours, "grad-cam, the same seven", total, ">= 20", FASTER))
         slowest = max(theirs, key=lambda name: theirs[name])
         note = f"{FASTER}; without its slowest, {slowest}"
-        found.append(speed(what, ours, "grad-cam, six of them", total - theirs[slowest], note=note))
-    return found
+        rows.append(speed(what, ours, "grad-cam, six of them", total - theirs[slowest], note=note))
+    return rows
 
 
 def _captum_gradcam(model: Model, images: Tensor) -> Callable[[], object]:
@@ -125,25 +125,25 @@ def _perturbing(model: Model, device: str, repeat: int, samples: int) -> list[Ro
     contenders |= {m: partial(explain, model, images, m, targets=0, batch_size=batch) for m in methods}
     contenders |= _reference_perturbations(model, images, batch, samples)
     ms = side_by_side(contenders, repeat, device)
-    found = []
+    rows = []
     for method, (variants, kind) in methods.items():
         # The shared pass over the images gives their classes, so it is part of what the method needs.
         least = ms[kind] * count * variants / batch + ms["shared pass"]
         what = f"{method}, {count} image{'s' if count > 1 else ''}"
-        found.append(cost(what, ms[method], f"bare {kind} passes", least, "<= 1.15"))
+        rows.append(cost(what, ms[method], f"bare {kind} passes", least, "<= 1.15"))
         name = method.partition("(")[0]
         if name in ms:
-            found.append(speed(what, ms[method], REFERENCES[name], ms[name], note=FASTER))
-    return found
+            rows.append(speed(what, ms[method], REFERENCES[name], ms[name], note=FASTER))
+    return rows
 
 
 def _reference_perturbations(
     model: Model, images: Tensor, batch: int, samples: int
 ) -> dict[str, Callable[[], object]]:
-    found: dict[str, Callable[[], object]] = {}
+    calls: dict[str, Callable[[], object]] = {}
     if find_spec("captum"):
         ig = need("captum.attr", "references").IntegratedGradients(model.module)
-        found["ig"] = lambda: ig.attribute(images, target=0, n_steps=samples, internal_batch_size=batch)
+        calls["ig"] = lambda: ig.attribute(images, target=0, n_steps=samples, internal_batch_size=batch)
     if find_spec("lime") and len(images) == 1:
         explainer = need("lime.lime_image", "references").LimeImageExplainer(random_state=0)
         picture = model.preprocess.restore(images)[0].permute(1, 2, 0).double().cpu().numpy()
@@ -155,14 +155,14 @@ def _reference_perturbations(
 
         slic = need("skimage.segmentation", "references").slic
         segment = partial(slic, n_segments=100, compactness=10, start_label=0)
-        asked = {"num_samples": samples, "batch_size": batch, "segmentation_fn": segment}
+        options = {"num_samples": samples, "batch_size": batch, "segmentation_fn": segment}
 
         def run() -> object:
             with redirect_stderr(StringIO()):
-                return explainer.explain_instance(picture, classify, **asked)
+                return explainer.explain_instance(picture, classify, **options)
 
-        found["lime"] = run
-    return found
+        calls["lime"] = run
+    return calls
 
 
 def _per_image(name: str, precision: str, device: str, batches: Sequence[int]) -> list[Row]:
@@ -170,7 +170,7 @@ def _per_image(name: str, precision: str, device: str, batches: Sequence[int]) -
     model, dtype = network(name, device), {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
     model.module.to(dtype)
     limits = LIMITS[precision] if name == "resnet50" else {256: "<= 1.1"}
-    found = []
+    rows = []
     for batch in batches:
         images = torch.randn(batch, 3, 224, 224, device=device, dtype=dtype)
         images = images.contiguous(memory_format=torch.channels_last)
@@ -181,12 +181,12 @@ def _per_image(name: str, precision: str, device: str, batches: Sequence[int]) -
         }
         ms = {n: t / batch for n, t in side_by_side(contenders, 20, device, warmup=5).items()}
         what = f"per image, {name}, batch {batch}, {precision}"
-        found += [
+        rows += [
             cost(f"{ours} {what}", ms[ours], "bare forward", ms["bare"], limits.get(batch, ""))
             for ours in ("seven CAMs", "gradcam")
         ]
         if batch == 1 and name == "resnet50":
             ours = ms["seven CAMs"]
             what = f"seven CAMs, {name}, one image, {precision}: milliseconds"
-            found.append(Row(what, ours, "bare forward", ms["bare"], ours, "<= 3"))
-    return found
+            rows.append(Row(what, ours, "bare forward", ms["bare"], ours, "<= 3"))
+    return rows

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import RECORDED, Part, Row, cost, network, side_by_side
-from benchmarks.sections import BenchAsked
+from benchmarks.sections import BenchOptions
 from heatproof.metrics.faithfulness import insertion_deletion
 from heatproof.metrics.results import Curve
 from heatproof.models.accel import Accelerator
@@ -21,13 +21,13 @@ FEW_STEPS = 20  # enough to see how the cost grows
 GROWTH = "<= 2.2"
 
 
-def parts(asked: BenchAsked) -> Iterator[Part]:
+def parts(options: BenchOptions) -> Iterator[Part]:
     """ResNet-50, or ResNet-18 when quick."""
-    device = asked.device
+    device = options.device
     torch.manual_seed(0)
-    model = network("resnet18" if asked.quick else "resnet50", device)
-    count = 8 if asked.gpu else 1
-    repeat = 1 if asked.quick and not asked.gpu else 3
+    model = network("resnet18" if options.quick else "resnet50", device)
+    count = 8 if options.gpu else 1
+    repeat = 1 if options.quick and not options.gpu else 3
     yield Part("beside bare passes", partial(_beside_bare, model, count, repeat, device), device)
     yield Part("growth", partial(_growth, model, count, repeat, device), device)
     yield Part("adaptive steps", partial(_adaptive, model, count, device), device)
@@ -74,16 +74,16 @@ def _growth(model: Model, count: int, repeat: int, device: str) -> list[Row]:
 def _adaptive(model: Model, count: int, device: str) -> list[Row]:
     """Passes saved; the error is that of a network with random weights, whose curves are smooth."""
     images, maps = _inputs(count, device)
-    found: dict[str, Curve] = {}
+    curves: dict[str, Curve] = {}
 
     def run(adaptive: bool) -> None:
-        found["adaptive" if adaptive else "full"] = insertion_deletion(
+        curves["adaptive" if adaptive else "full"] = insertion_deletion(
             maps, 0, model=model, images=images, adaptive=adaptive
         )
 
     ways = {"adaptive": partial(run, True), "full": partial(run, False)}
     ms = side_by_side(ways, 1, device, warmup=0 if device == "cpu" else RECORDED)
-    full, adaptive = found["full"], found["adaptive"]
+    full, adaptive = curves["full"], curves["adaptive"]
     errors = (full.insertion_auc - adaptive.insertion_auc, full.deletion_auc - adaptive.deletion_auc)
     error = torch.stack(errors).abs().max().item()
     note = f"passes {adaptive.passes} of {full.passes}; largest error of an area {error:.1e}"

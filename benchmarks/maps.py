@@ -16,7 +16,7 @@ from skimage.metrics import structural_similarity
 
 from benchmarks import pairs
 from benchmarks.common import Part, Row, cam_like, cost, side_by_side, speed
-from benchmarks.sections import BenchAsked
+from benchmarks.sections import BenchOptions
 from heatproof.images.symbols import part_masks
 from heatproof.metrics.localisation import localise, localise_curve
 from heatproof.metrics.on_parts import structure
@@ -27,10 +27,10 @@ SIZE = 224
 GROWTH = "<= 2.5"
 
 
-def parts(asked: BenchAsked) -> Iterator[Part]:
+def parts(options: BenchOptions) -> Iterator[Part]:
     """C-Score on the device, the others on the CPU; `quick` takes a quarter of the maps."""
-    yield from pairs.parts(asked)
-    quick = asked.quick
+    yield from pairs.parts(options)
+    quick = options.quick
     yield Part("SSIM", partial(_ssim_rows, 32 if quick else 128))
     yield Part("structure and localisation", partial(_growth_rows, 16 if quick else 64, 3 if quick else 5))
 
@@ -69,31 +69,31 @@ def _growth_rows(n: int, repeat: int) -> list[Row]:
         "structure": structured,
         "localise": lambda which: localise(which, boxes[: len(which)]),
     }
-    found = []
+    rows = []
     for name, call in calls.items():
         contenders: dict[str, Callable[[], object]] = {"n": partial(call, half), "2n": partial(call, maps)}
         contenders["2 methods"] = partial(lambda call: [call(half), call(half)], call)
         times = side_by_side(contenders, repeat=repeat)
-        one = times["n"]
+        single = times["n"]
         if name == "structure":
-            found.append(cost(f"structure, first call, {n} maps", first, "second call", one))
-        found += [
-            cost(f"{name}, maps doubled to {2 * n}", times["2n"], f"{n} maps", one, GROWTH),
-            cost(f"{name} of {n} maps, methods doubled", times["2 methods"], "1 method", one, GROWTH),
+            rows.append(cost(f"structure, first call, {n} maps", first, "second call", single))
+        rows += [
+            cost(f"{name}, maps doubled to {2 * n}", times["2n"], f"{n} maps", single, GROWTH),
+            cost(f"{name} of {n} maps, methods doubled", times["2 methods"], "1 method", single, GROWTH),
         ]
     times = side_by_side(
         {"1": lambda: localise(half, boxes[:n]), "10": lambda: localise_curve(half, boxes[:n])}, repeat=repeat
     )
-    return [*found, cost(f"localise of {n} maps at 10 budgets", times["10"], "1 budget", times["1"], "<= 10")]
+    return [*rows, cost(f"localise of {n} maps at 10 budgets", times["10"], "1 budget", times["1"], "<= 10")]
 
 
 def _code_masks(n: int) -> list[torch.Tensor]:
     """Finder, timing and box masks of version-1 codes, 6 pixels a module, each somewhere else."""
-    found = []
+    canvases = []
     for part in part_masks(21).values():
         canvas = np.zeros((n, SIZE, SIZE), bool)
         for i in range(n):
             top, left = i % 90, (7 * i) % 90
             canvas[i, top : top + 126, left : left + 126] = part.repeat(6, 0).repeat(6, 1)
-        found.append(torch.from_numpy(canvas))
-    return found
+        canvases.append(torch.from_numpy(canvas))
+    return canvases

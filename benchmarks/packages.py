@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import CAMS, GRAD_CAM, RECORDED, Part, Row, network, side_by_side, speed
-from benchmarks.sections import BenchAsked
+from benchmarks.sections import BenchOptions
 from heatproof.errors import need
 from heatproof.explain.api import explain
 from heatproof.metrics.agreement import method_agreement
@@ -60,23 +60,23 @@ def missing() -> str:
     return f"not compared with {', '.join(absent)}; install: pip install --no-deps {' '.join(absent)}"
 
 
-def parts(asked: BenchAsked) -> Iterator[Part]:
+def parts(options: BenchOptions) -> Iterator[Part]:
     """A row for each part that another package can do, and one for all of them together."""
     torch.manual_seed(0)
-    if asked.gpu and not asked.quick:
-        amount, turns = Amount(asked.pictures or 4, samples=256), 3
-    elif asked.quick:
-        amount, turns = Amount(asked.pictures or 1, samples=16, path=4, steps=4, draws=1), 1
+    if options.gpu and not options.quick:
+        amount, turns = Amount(options.pictures or 4, samples=256), 3
+    elif options.quick:
+        amount, turns = Amount(options.pictures or 1, samples=16, path=4, steps=4, draws=1), 1
     else:
-        amount, turns = Amount(asked.pictures or 2), 3
-    model = network("resnet50" if asked.gpu else "resnet18", asked.device)
-    work, totals = _Work(model, asked.device, amount), [0.0, 0.0]
+        amount, turns = Amount(options.pictures or 2), 3
+    model = network("resnet50" if options.gpu else "resnet18", options.device)
+    work, totals = _Work(model, options.device, amount), [0.0, 0.0]
 
     def beside(part: _Part) -> list[Row]:
         contenders = {"ours": part.ours, "theirs": part.theirs}
-        for _ in range(RECORDED if asked.gpu else 0):
+        for _ in range(RECORDED if options.gpu else 0):
             part.ours()
-        ms = side_by_side(contenders, turns, asked.device, warmup=int(not asked.quick))
+        ms = side_by_side(contenders, turns, options.device, warmup=int(not options.quick))
         if part.counted:
             totals[0], totals[1] = totals[0] + ms["ours"], totals[1] + ms["theirs"]
         return [speed(part.what, ms["ours"], part.other, ms["theirs"], note=f"times faster{part.note}")]
@@ -89,8 +89,8 @@ def parts(asked: BenchAsked) -> Iterator[Part]:
         return [speed(what, totals[0], ", ".join(names), totals[1], note="times faster")]
 
     for part in here:
-        yield Part(part.name, partial(beside, part), asked.device)
-    yield Part("all", together, asked.device)
+        yield Part(part.name, partial(beside, part), options.device)
+    yield Part("all", together, options.device)
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,9 @@ class _Work:
         self.images = images.to(device).contiguous(memory_format=torch.channels_last)
         self.layer = model.module.layer4
         self.maps = explain(model, self.images, CAMS, targets=0)
-        self.on_pixels = {name: one.upsample()[:, None].cpu().numpy() for name, one in self.maps.items()}
+        self.on_pixels = {
+            name: method_maps.upsample()[:, None].cpu().numpy() for name, method_maps in self.maps.items()
+        }
         self.batch = images.numpy()
         self.labels = np.zeros(amount.images, dtype=np.int64)
 
@@ -175,16 +177,16 @@ class _Work:
             from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
         targets = [ClassifierOutputTarget(0)] * len(images)
         with getattr(reference, name)(model=module, target_layers=[module.layer4]) as cam:
-            found: np.ndarray = cam(input_tensor=images, targets=targets)
-        return found
+            heat: np.ndarray = cam(input_tensor=images, targets=targets)
+        return heat
 
     def _torchcam(self) -> object:
         methods = need("torchcam.methods", "references")
-        found = []
+        heat = []
         for name in TORCHCAM.values():
             with getattr(methods, name)(self.model.module, self.layer) as cam:
-                found.append(cam([0] * len(self.images), self.model.module(self.images)))
-        return found
+                heat.append(cam([0] * len(self.images), self.model.module(self.images)))
+        return heat
 
     def _captum(self) -> object:
         attr = need("captum.attr", "references")
@@ -200,17 +202,17 @@ class _Work:
         slic = need("skimage.segmentation", "references").slic
         segment = partial(slic, n_segments=100, compactness=10, start_label=0)
         pictures = self.model.preprocess.restore(self.images).permute(0, 2, 3, 1).double().cpu().numpy()
-        asked: dict[str, Any] = {
+        options: dict[str, Any] = {
             "num_samples": self.amount.samples, "batch_size": 32, "segmentation_fn": segment,
         }  # fmt: skip
         with redirect_stderr(StringIO()):
-            return [explainer.explain_instance(picture, self._classify, **asked) for picture in pictures]
+            return [explainer.explain_instance(picture, self._classify, **options) for picture in pictures]
 
     def _classify(self, pictures: np.ndarray) -> np.ndarray:
         pixels = torch.from_numpy(pictures).permute(0, 3, 1, 2).float().to(self.device)
         with torch.inference_mode():
-            found = self.model.module(self.model.preprocess.normalise(pixels)).softmax(1)
-        return np.asarray(found.cpu().numpy())
+            chances = self.model.module(self.model.preprocess.normalise(pixels)).softmax(1)
+        return np.asarray(chances.cpu().numpy())
 
     def _flipping(self) -> object:
         per_step = 224 * 224 // self.amount.steps
@@ -231,19 +233,19 @@ class _Work:
 
     def _quantus(self, name: str, **options: Any) -> Callable[..., object]:
         made = getattr(need("quantus", "references"), name)(disable_warnings=True, **options)
-        shown = {"model": self.model.module, "x_batch": self.batch, "y_batch": self.labels}
+        inputs = {"model": self.model.module, "x_batch": self.batch, "y_batch": self.labels}
 
         def call(**named: Any) -> object:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                return made(**shown, channel_first=True, device=self.device, **named)
+                return made(**inputs, channel_first=True, device=self.device, **named)
 
         return call
 
     def _explained(self, model: Any, inputs: Any, targets: Any, method: str, **_: Any) -> np.ndarray:
         module = getattr(model, "model", model)
-        shown = torch.as_tensor(np.asarray(inputs), dtype=torch.float32).to(self.device)
-        return self._cam(method, module, shown)[:, None]
+        images = torch.as_tensor(np.asarray(inputs), dtype=torch.float32).to(self.device)
+        return self._cam(method, module, images)[:, None]
 
     def _pairs(self) -> Mapping[tuple[str, str], list[tuple[float, float]]]:
         from scipy.stats import spearmanr

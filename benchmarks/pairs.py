@@ -14,18 +14,18 @@ import numpy as np
 import torch
 
 from benchmarks.common import Part, Row, cam_like, cost, side_by_side
-from benchmarks.sections import BenchAsked
+from benchmarks.sections import BenchOptions
 from heatproof.metrics.cscores import cscore, cscore_by_class, soft_iou_matrix
 from heatproof.types import Maps
 
 SIZE = 224
 
 
-def parts(asked: BenchAsked) -> Iterator[Part]:
+def parts(options: BenchOptions) -> Iterator[Part]:
     """Under a minute; under ten seconds where `quick`, with fewer maps in the growth rows."""
     ways = {"beside a loop": _against_loop, "growth": _growth, "sampled": _sampled}
-    for said, rows in ways.items():
-        yield Part(f"C-Score, {said}", partial(rows, asked.quick, asked.device), asked.device)
+    for name, rows in ways.items():
+        yield Part(f"C-Score, {name}", partial(rows, options.quick, options.device), options.device)
 
 
 def _against_loop(quick: bool, device: str) -> list[Row]:
@@ -48,8 +48,8 @@ def _against_loop(quick: bool, device: str) -> list[Row]:
     note = f"loop scaled from {sample:,} random pairs of {n * (n - 1) // 2:,}"
     what = {"engine": "soft IoU of all pairs", "cscore": "cscore with upsampling and interval"}
     return [
-        cost(f"{said}, {n} maps of {SIZE}x{SIZE}", times[name], "NumPy pair loop", loop, "<= 0.125", note)
-        for name, said in what.items()
+        cost(f"{label}, {n} maps of {SIZE}x{SIZE}", times[name], "NumPy pair loop", loop, "<= 0.125", note)
+        for name, label in what.items()
     ]
 
 

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from benchmarks.audit import FULL, standard_metrics
 from benchmarks.common import Part, rounded
-from benchmarks.sections import BenchAsked
+from benchmarks.sections import BenchOptions
 from heatproof.errors import UnknownNameError, need
 from heatproof.explain.api import explain
 from heatproof.images.preprocess import Preprocess
@@ -67,33 +67,33 @@ CURVED = ("gradcam", "layercam", "gradient", "random", "edges")
 Cells = Mapping[str, object]
 
 
-def parts(asked: BenchAsked) -> Iterator[Part]:
+def parts(options: BenchOptions) -> Iterator[Part]:
     yield Part("audit", partial(_listed, audit_rows), table="audit")
-    for subject in subjects(asked):
+    for subject in subjects(options):
         name = subject.model.name
         yield Part(f"curves, {name}", partial(_listed, curve_rows, subject), table="curves")
-        if not asked.quick:
+        if not options.quick:
             yield Part(f"reduced, {name}", partial(_listed, reduced_rows, subject, 4), table="reduced")
         for i, picture in enumerate(subject.pictures[: 2 if name == "resnet20" else 1]):
-            methods = [*LONG] if asked.quick or i or name == "squeezenet1_1" else [*LONG, *SAME]
+            methods = [*LONG] if options.quick or i or name == "squeezenet1_1" else [*LONG, *SAME]
             for method in methods:
-                made = partial(_listed, map_rows, subject, i, method, SHORTER if asked.quick else 1)
+                made = partial(_listed, map_rows, subject, i, method, SHORTER if options.quick else 1)
                 yield Part(f"maps, {name}, {picture}, {method}", made, table="maps")
 
 
-def subjects(asked: BenchAsked) -> Iterator[Subject]:
+def subjects(options: BenchOptions) -> Iterator[Subject]:
     """Those of the folder; of all of them, those that are named."""
-    found: dict[str, Callable[[], Subject]] = {"lite0": partial(photographs, "lite0", names=PHOTOGRAPHS[:1])}
-    if (data := asked.data) is not None:
+    known: dict[str, Callable[[], Subject]] = {"lite0": partial(photographs, "lite0", names=PHOTOGRAPHS[:1])}
+    if (data := options.data) is not None:
         weights = data / "weights" / "squeezenet1_1.pt"
-        found = {
+        known = {
             "resnet20": partial(cifar, "resnet20", data / "cifar10"),
             "squeezenet1_1": partial(photographs, "torchvision:squeezenet1_1", weights),
         }
-    for name in asked.network:
-        if name not in found:
-            raise UnknownNameError("network", name, found)
-    yield from (found[name]() for name in asked.network or found)
+    for name in options.network:
+        if name not in known:
+            raise UnknownNameError("network", name, known)
+    yield from (known[name]() for name in options.network or known)
 
 
 def _listed(rows: Callable[..., Iterator[Cells]], *given: object) -> list[Cells]:
@@ -108,13 +108,13 @@ class Subject:
     pictures: Sequence[str]
     images: Tensor
 
-    def one(self, i: int) -> Tensor:
+    def image(self, i: int) -> Tensor:
         return self.images[i : i + 1]
 
     def map_of(self, method: str, i: int, seed: int = 0, model: Model | None = None) -> Tensor:
         """ "H W", at the picture's size."""
         (maps,) = explain(
-            model or self.model, self.one(i), [method], self.classes[i : i + 1], seed=seed
+            model or self.model, self.image(i), [method], self.classes[i : i + 1], seed=seed
         ).values()
         return torch.nn.functional.interpolate(maps.values[:, None], size=maps.image_size, mode="bilinear")[
             0, 0
@@ -147,7 +147,7 @@ def cifar(name: str, folder: Path, count: int = 16) -> Subject:
     return Subject(Model(module.eval(), name, ready), [f"test {i}" for i in range(count)], images)
 
 
-def closeness(found: Tensor, long: Tensor) -> tuple[float, float]:
+def closeness(short: Tensor, long: Tensor) -> tuple[float, float]:
     """Spearman's correlation of two maps, and the RMSE of their ranks as shares of the picture.
 
     >>> closeness(torch.tensor([[0.0, 1.0], [2.0, 3.0]]), torch.tensor([[3.0, 2.0], [1.0, 0.0]]))[0]
@@ -155,8 +155,8 @@ def closeness(found: Tensor, long: Tensor) -> tuple[float, float]:
     """
     from scipy.stats import rankdata
 
-    ranks = [rankdata(one.double().numpy().ravel()) / one.numel() for one in (found, long)]
-    if min(np.ptp(one) for one in ranks) == 0:
+    ranks = [rankdata(heat.double().numpy().ravel()) / heat.numel() for heat in (short, long)]
+    if min(np.ptp(rank) for rank in ranks) == 0:
         return float("nan"), float("nan")
     return float(np.corrcoef(*ranks)[0, 1]), float(np.sqrt(np.mean((ranks[0] - ranks[1]) ** 2)))
 
@@ -175,7 +175,7 @@ def map_rows(subject: Subject, i: int, name: str, shorter: int = 1) -> Iterator[
     forms = (OLD[name], *STEPS_TO_NEW[name], NEW[name]) if name in OLD else (SAME[name][0],)
     longer = _shortened(LONG.get(name) or SAME[name][1], shorter)
     long = subject.map_of(longer, i, FAR)
-    for form in (_shortened(one, shorter) for one in forms):
+    for form in (_shortened(form_of, shorter) for form_of in forms):
         rank, rmse = closeness(subject.map_of(form, i), long)
         yield {
             "network": subject.model.name, "picture": subject.pictures[i], "method": name, "form": form,
@@ -188,25 +188,25 @@ def _shortened(method: str, by: int) -> str:
     >>> _shortened("rise(masks=640, form='paired')", 64)
     "rise(masks=10, form='paired')"
     """
-    return re.sub(r"=(\d+)", lambda found: f"={max(1, int(found[1]) // by)}", method)
+    return re.sub(r"=(\d+)", lambda match: f"={max(1, int(match[1]) // by)}", method)
 
 
 def reduced_rows(subject: Subject, count: int) -> Iterator[Cells]:
     """Scores of checks that compare a method with itself, by the repetitions that are enough and by all."""
-    shown: dict[str, Any] = {"model": subject.model, "images": subject.images[:count]}
+    inputs: dict[str, Any] = {"model": subject.model, "images": subject.images[:count]}
     checks: dict[str, Callable[[str], Mapping[str, PerImage]]] = {
-        "randomisation": lambda b: randomisation(CHECKED, budget=b, depths=3, **shown),
-        "fragility": lambda b: fragility(CHECKED, budget=b, draws=1, **shown),
+        "randomisation": lambda b: randomisation(CHECKED, budget=b, depths=3, **inputs),
+        "fragility": lambda b: fragility(CHECKED, budget=b, draws=1, **inputs),
     }
     for check, scores in checks.items():
         full, enough = scores("full"), scores("enough")
         for method in CHECKED:
             for kind in ("ssim", "spearman"):
                 pairs = zip(full[method][kind].tolist(), enough[method][kind].tolist(), strict=True)
-                for picture, (one, other) in zip(subject.pictures, pairs, strict=False):
+                for picture, (full_value, other) in zip(subject.pictures, pairs, strict=False):
                     yield {
                         "network": subject.model.name, "picture": picture, "check": f"{check}_{kind}",
-                        "method": method, "full": one, "enough": other,
+                        "method": method, "full": full_value, "enough": other,
                     }  # fmt: skip
 
 
@@ -220,9 +220,9 @@ def curve_rows(subject: Subject) -> Iterator[Cells]:
         for i, picture in enumerate(subject.pictures):
             yield {
                 "network": subject.model.name, "picture": picture, "method": method,
-                **{f"{kind}{end}": float(getattr(found[method], f"{kind}_auc")[i])
+                **{f"{kind}{end}": float(getattr(curves[method], f"{kind}_auc")[i])
                    for kind in ("insertion", "deletion")
-                   for end, found in (("", exact), ("_walked", walked))},
+                   for end, curves in (("", exact), ("_walked", walked))},
                 "error": float(walked[method].insertion_error[i]),
                 "points": int(walked[method].points[i]), "of": int(exact[method].points[i]),
             }  # fmt: skip
@@ -261,8 +261,8 @@ def audit_rows() -> Iterator[Cells]:
             ):  # comes with insertion
                 part = text
                 alone = when == "before" and text in full  # no check knew then what another had made
-                shown = replace(scene, caches={}) if alone else scene
-                measure([f"{text}({options[text]})" if text in options else text], shown)
+                context = replace(scene, caches={}) if alone else scene
+                measure([f"{text}({options[text]})" if text in options else text], context)
         yield from ({"what": name, "when": when, "inputs": n} for name, n in counts.items())
 
 

@@ -18,7 +18,7 @@ from statistics import fmean, median
 from typing import Any
 
 from benchmarks.common import Part, rounded
-from benchmarks.sections import BenchAsked
+from benchmarks.sections import BenchOptions
 from heatproof.errors import InputError
 from heatproof.images.preprocess import Preprocess
 from heatproof.metrics.agreement import map_similarity
@@ -40,32 +40,32 @@ REFERENCE = "fp32"
 Cells = Mapping[str, object]
 
 
-def parts(asked: BenchAsked) -> Iterator[Part]:
+def parts(options: BenchOptions) -> Iterator[Part]:
     """Both runs are in the first part, their rows in the second."""
-    if asked.data is None or not (asked.data / "cifar10").is_dir():
+    if options.data is None or not (options.data / "cifar10").is_dir():
         raise InputError(
             "the section precision needs a trained network: "
             "name a folder with cifar10/resnet20.safetensors and cifar10/cifar10.npz by --data"
         )
-    data, images = asked.data.resolve(), asked.pictures or (2 if asked.quick else 20)
+    data, images = options.data.resolve(), options.pictures or (2 if options.quick else 20)
     with tempfile.TemporaryDirectory() as place:
         runs = {}
 
         def run(precision: str) -> RunFolder:
             if precision not in runs:
-                done = run_study(study(data, precision, images, asked), Path(place) / precision)
+                done = run_study(study(data, precision, images, options), Path(place) / precision)
                 if done.stopped:
                     raise KeyboardInterrupt
                 runs[precision] = done.folder
             return runs[precision]
 
         def compared(by: Callable[..., Iterator[Cells]], precision: str) -> list[Cells]:
-            found = by(run(REFERENCE), run(precision), precision)
-            return rounded({**row, "images": images} for row in found)
+            table = by(run(REFERENCE), run(precision), precision)
+            return rounded({**row, "images": images} for row in table)
 
-        for precision in asked.precision or ("bf16",):
+        for precision in options.precision or ("bf16",):
             for name, by in {"maps": map_rows, "rows": metric_rows}.items():
-                yield Part(f"{name}, {precision}", partial(compared, by, precision), asked.device, name)
+                yield Part(f"{name}, {precision}", partial(compared, by, precision), options.device, name)
 
 
 def resnet20() -> Model:
@@ -73,11 +73,11 @@ def resnet20() -> Model:
     return Model(CifarResNet(3).eval(), "resnet20", Preprocess((32, 32), 32))
 
 
-def study(data: Path, precision: str, images: int, asked: BenchAsked) -> dict[str, Any]:
+def study(data: Path, precision: str, images: int, options: BenchOptions) -> dict[str, Any]:
     return {
-        "methods": list(QUICK_METHODS if asked.quick else METHODS),
-        "metrics": list(QUICK_METRICS if asked.quick else METRICS),
-        "run": {"precision": precision, "device": asked.device, "targets": "predicted", "pictures": False},
+        "methods": list(QUICK_METHODS if options.quick else METHODS),
+        "metrics": list(QUICK_METRICS if options.quick else METRICS),
+        "run": {"precision": precision, "device": options.device, "targets": "predicted", "pictures": False},
         "model": {
             "spec": f"{__file__}:resnet20",
             "name": "resnet20",
@@ -90,15 +90,15 @@ def study(data: Path, precision: str, images: int, asked: BenchAsked) -> dict[st
     }  # fmt: skip
 
 
-def map_rows(one: RunFolder, other: RunFolder, precision: str) -> Iterator[Cells]:
-    found = one.scores().sql(
+def map_rows(first: RunFolder, other: RunFolder, precision: str) -> Iterator[Cells]:
+    rows = first.scores().sql(
         "select distinct checkpoint, image, method from scores where metric = 'degenerate'"
     )
     ids: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for row in sorted(found, key=lambda row: str(row["image"])):
+    for row in sorted(rows, key=lambda row: str(row["image"])):
         ids[row["checkpoint"], row["method"]].append(row["image"])
     for (checkpoint, method), names in sorted(ids.items()):
-        a, b = (run.maps().read(checkpoint, method, names) for run in (one, other))
+        a, b = (run.maps().read(checkpoint, method, names) for run in (first, other))
         ranks = [value for value in map_similarity(a, b)["spearman"].tolist() if not math.isnan(value)]
         yield {
             "precision": precision, "method": method, "maps": len(ranks),
@@ -108,9 +108,9 @@ def map_rows(one: RunFolder, other: RunFolder, precision: str) -> Iterator[Cells
         }  # fmt: skip
 
 
-def metric_rows(one: RunFolder, other: RunFolder, precision: str) -> Iterator[Cells]:
+def metric_rows(first: RunFolder, other: RunFolder, precision: str) -> Iterator[Cells]:
     query = "select image, method, metric, label, explained, value from scores"
-    sides = [_by_key(run.scores().sql(query)) for run in (one, other)]
+    sides = [_by_key(run.scores().sql(query)) for run in (first, other)]
     pairs: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     for (image, method, metric, label), value in sides[0].items():
         beside = sides[1].get((image, method, metric, label), math.nan)

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.common import Part, Row, cost, side_by_side, write_pictures
-from benchmarks.sections import BenchAsked
+from benchmarks.sections import BenchOptions
 from heatproof.explain.api import explain
 from heatproof.images import Source, batches, open_source
 from heatproof.models import Model, load_model
@@ -28,10 +28,10 @@ BATCH = 16
 LIMIT = "<= 1.15"
 
 
-def parts(asked: BenchAsked) -> Iterator[Part]:
+def parts(options: BenchOptions) -> Iterator[Part]:
     """Three CAMs of ResNet-50 (ResNet-18 when quick), decoded from JPEG files on both sides."""
-    network, n = ("resnet18", 32) if asked.quick else ("resnet50", 96)
-    yield Part("a run and a loop", partial(rows, network, n, asked.device), asked.device)
+    network, n = ("resnet18", 32) if options.quick else ("resnet50", 96)
+    yield Part("a run and a loop", partial(rows, network, n, options.device), options.device)
 
 
 def rows(network: str, n: int, device: str) -> list[Row]:

@@ -47,7 +47,7 @@ SECTIONS = {
 
 
 @dataclass(frozen=True)
-class BenchAsked:
+class BenchOptions:
     """What the command line asks of every section."""
 
     quick: bool = False

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.common import Part, Row, write_study
-from benchmarks.sections import BenchAsked
+from benchmarks.sections import BenchOptions
 from benchmarks.steady import SMALL
 from heatproof.run.engine import run_study
 
@@ -32,8 +32,8 @@ COMMANDS = (
 BESIDE = ("verdict RUN",)  # without a limit
 
 
-def parts(asked: BenchAsked) -> Iterator[Part]:
-    turns = 2 if asked.quick else 7
+def parts(options: BenchOptions) -> Iterator[Part]:
+    turns = 2 if options.quick else 7
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         write_study(folder, SMALL, 8, ["gradcam", "random"], ["insertion(steps=4)", "cscore", "auc"])
@@ -52,8 +52,8 @@ def best(what: str, command: Sequence[str], turns: int, folder: Path, limit: str
     """The shortest of some turns by the wall's clock, and by the CPU's."""
     times = [once(command, folder) for _ in range(1 + turns)][1:]  # the first one reads the files
     wall, cpu = (min(column) for column in zip(*times, strict=True))
-    told = started(["-X", "importtime", *command], folder)
-    torch = re.search(r"\| +torch$", told.stderr, re.MULTILINE)
+    process = started(["-X", "importtime", *command], folder)
+    torch = re.search(r"\| +torch$", process.stderr, re.MULTILINE)
     note = "seconds of wall time; torch is imported" if torch else "seconds of wall time; without torch"
     return [Row(what, wall * 1e3, "CPU time", cpu * 1e3, wall, limit, note)]
 
@@ -66,7 +66,11 @@ def once(command: Sequence[str], folder: Path) -> tuple[float, float]:
 
 
 def started(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    kept = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(folder / "compiled")}
+    variables = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(folder / "compiled")}
     return subprocess.run(
-        [sys.executable, *command], cwd=folder, capture_output=True, text=True, env={**os.environ, **kept}
+        [sys.executable, *command],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **variables},
     )

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import Part, Row, network, write_study
-from benchmarks.sections import BenchAsked
+from benchmarks.sections import BenchOptions
 from heatproof.explain.api import explain
 from heatproof.metrics.faithfulness import insertion_deletion
 from heatproof.models.model import Model
@@ -33,20 +33,20 @@ WAYS: Ways = ((64, 1), (16, 1), (256, 1), (64, 2))
 QUICK_WAYS: Ways = ((256, 1), (16, 2))
 
 
-def parts(asked: BenchAsked) -> Iterator[Part]:
-    device = asked.device
-    spec, pictures = (SMALL, 2) if asked.quick else (LARGE, 12)
-    ways = QUICK_WAYS if asked.quick else WAYS
+def parts(options: BenchOptions) -> Iterator[Part]:
+    device = options.device
+    spec, pictures = (SMALL, 2) if options.quick else (LARGE, 12)
+    ways = QUICK_WAYS if options.quick else WAYS
     yield Part("rows", partial(same_rows, spec, pictures, device, ways), device)
-    images, batch = (40, 2) if asked.quick else (10_000, 250) if asked.gpu else (1_000, 25)
-    model = networks.small_net() if asked.quick else network("resnet18", device)
+    images, batch = (40, 2) if options.quick else (10_000, 250) if options.gpu else (1_000, 25)
+    model = networks.small_net() if options.quick else network("resnet18", device)
     model.module.to(device)
     yield Part("memory", partial(flat_memory, model, images, batch, device), device)
 
 
 def same_rows(spec: Mapping[str, Any], pictures: int, device: str, ways: Ways = WAYS) -> list[Row]:
     """One small study at several numbers of inputs per pass, and in two shards: how far rows are apart."""
-    found = {}
+    results = {}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         for inputs, shards in ways:
@@ -58,12 +58,12 @@ def same_rows(spec: Mapping[str, Any], pictures: int, device: str, ways: Ways = 
                 done = run_study(folder / "study.toml", folder / f"{inputs}-{shards}", shard=(shard, shards))
                 if done.stopped:
                     raise KeyboardInterrupt
-            kept = done.folder.scores().sql("from scores")
-            found[inputs, shards] = {tuple(row[name] for name in KEY): row["value"] for row in kept}
-    first, *_ = found.values()
+            rows = done.folder.scores().sql("from scores")
+            results[inputs, shards] = {tuple(row[name] for name in KEY): row["value"] for row in rows}
+    first, *_ = results.values()
     apart = max(
         abs(other[key] - value)
-        for other in found.values()
+        for other in results.values()
         for key, value in first.items()
         if value == value  # not NaN
     )

@@ -37,17 +37,17 @@ class MeasuredRows:
         if path not in self.files:
             self.open(path)
         again = {(*key(row), quick) for row in rows for quick in {"True", str(row["quick"])}}
-        kept = self.files[path]
-        old = [(*key(row), str(row["quick"])) in again for row in kept]
-        first = old.index(True) if any(old) else len(kept)
-        stays = [row for row, gone in zip(kept, old, strict=True) if not gone]
+        stored = self.files[path]
+        old = [(*key(row), str(row["quick"])) in again for row in stored]
+        first = old.index(True) if any(old) else len(stored)
+        stays = [row for row, gone in zip(stored, old, strict=True) if not gone]
         new = [{name: csv_cell(cell) for name, cell in row.items()} for row in rows]
-        kept[:] = [*stays[:first], *new, *stays[first:]]
+        stored[:] = [*stays[:first], *new, *stays[first:]]
         text = StringIO()
-        columns = dict.fromkeys(name for row in kept for name in row)
+        columns = dict.fromkeys(name for row in stored for name in row)
         writer = csv.DictWriter(text, list(columns), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(kept)
+        writer.writerows(stored)
         write_whole({path: text.getvalue()})
 
 

@@ -34,7 +34,7 @@ WORDS = {
 
 def columns() -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """By test: its means for methods that follow, and for controls."""
-    found: dict[str, tuple[list[float], list[float]]] = {}
+    by_test: dict[str, tuple[list[float], list[float]]] = {}
     for name, tests in (("judged.csv", ("weights", "place")), ("tests.csv", TESTS)):
         for row in rows(name):
             control = row["control"] == "True"
@@ -46,27 +46,27 @@ def columns() -> dict[str, tuple[np.ndarray, np.ndarray]]:
             if len(values) == 2 and "place" in values:
                 values["both"] = min(values["weights"], values["place"])
             for test, value in values.items():
-                found.setdefault(test, ([], []))[control].append(value)
-    return {test: (np.array(a), np.array(b)) for test, (a, b) in found.items()}
+                by_test.setdefault(test, ([], []))[control].append(value)
+    return {test: (np.array(a), np.array(b)) for test, (a, b) in by_test.items()}
 
 
-def area(found: tuple[np.ndarray, np.ndarray]) -> float:
-    return float(wins(*found).mean())
+def area(pair: tuple[np.ndarray, np.ndarray]) -> float:
+    return float(wins(*pair).mean())
 
 
-def draw(found: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
+def draw(values: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
     figure, axes = plt.subplots(figsize=(5.4, 5.0))
-    for test in sorted(found, key=lambda t: -area(found[t])):
-        following, controls = found[test]
+    for test in sorted(values, key=lambda t: -area(values[t])):
+        following, controls = values[test]
         cuts = np.sort(np.concatenate([following, controls, [-np.inf, np.inf]]))[::-1]
-        x, y = ([float((lot >= cut).mean()) for cut in cuts] for lot in (controls, following))
+        x, y = ([float((group >= cut).mean()) for cut in cuts] for group in (controls, following))
         style = "-" if test in ("both", "weights", "place") else "--"
         axes.plot(
             x,
             y,
             style,
             lw=2 if test == "both" else 1.2,
-            label=f"{WORDS[test]} ({area(found[test]):.2f})",
+            label=f"{WORDS[test]} ({area(values[test]):.2f})",
         )
     axes.plot([0, 1], [0, 1], ":", color="grey", lw=1)
     axes.set_xlabel("controls above the cut")
@@ -76,31 +76,32 @@ def draw(found: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
     figure.savefig(HERE / "calibration" / "roc.png", dpi=150)
 
 
-def tables(found: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, str]:
+def tables(values: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, str]:
     known = calibration()
     lots = {**known["rates_by_lot"], UNSEEN: unseen()}
     lines = ["| pairs | networks | false alarm | miss | undecided |", "|---|---|---|---|---|"]
-    for lot, rates in lots.items():
-        lines.append(f"| {lot} | {rates['networks']} | {' | '.join(shares(rates))} |")
+    for group, rates in lots.items():
+        lines.append(f"| {group} | {rates['networks']} | {' | '.join(shares(rates))} |")
     tests = ["| test | area under the curve | methods that follow | controls |", "|---|---|---|---|"]
-    for test in sorted(found, key=lambda t: -area(found[t])):
-        a, b = found[test]
-        tests.append(f"| {WORDS[test]} | {area(found[test]):.3f} | {len(a)} | {len(b)} |")
+    for test in sorted(values, key=lambda t: -area(values[t])):
+        a, b = values[test]
+        tests.append(f"| {WORDS[test]} | {area(values[test]):.3f} | {len(a)} | {len(b)} |")
     judged = rows("judged.csv")
     controls = ["| control | does not follow | undecided | follows |", "|---|---|---|---|"]
     for control in dict.fromkeys(row["method"] for row in judged if row["control"] == "True"):
-        said = [row["answer"] for row in judged if row["method"] == control]
+        answers = [row["answer"] for row in judged if row["method"] == control]
         controls.append(
-            f"| {control} | {said.count('no')} | {said.count('undecided')} | {said.count('yes')} |"
+            f"| {control} | {answers.count('no')} | {answers.count('undecided')} | {answers.count('yes')} |"
         )
     pairs = ["| pictures | network | tokens |", "|---|---|---|"]
     kinds: dict[tuple[str, str], list[str]] = {}
     for row in judged:
-        lot = kinds.setdefault((row["data"], row["network"]), [])
-        if (name := f"{row['token']} {float(row['strength']):.0%}") not in lot:
-            lot.append(name)
+        tokens = kinds.setdefault((row["data"], row["network"]), [])
+        if (name := f"{row['token']} {float(row['strength']):.0%}") not in tokens:
+            tokens.append(name)
     pairs += [
-        f"| {data} | {network} | {', '.join(sorted(lot))} |" for (data, network), lot in sorted(kinds.items())
+        f"| {data} | {network} | {', '.join(sorted(members))} |"
+        for (data, network), members in sorted(kinds.items())
     ]
     looks: dict[str, dict[str, str]] = {}
     for row in rows("objects.csv"):
@@ -114,14 +115,14 @@ def tables(found: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, str]:
             f"| the {name} of its untrained maps | {rates['networks']} | {' | '.join(shares(rates))} |"
         )
     named |= {"summaries": summaries, "discs": discs(), "looks": looks_table()}
-    return {name: "\n".join(lot) for name, lot in named.items()}
+    return {name: "\n".join(lines_of) for name, lines_of in named.items()}
 
 
 def unseen() -> dict[str, Any]:
     """The rates of the other half, without pairs that were looked at before the rule was made."""
     known = {row["pair"] for row in rows("looked_at.csv")}
     left = [row for row in rows("judged.csv") if row["lot"] == OTHER and pair_of(row) not in known]
-    methods, controls = ([r for r in left if r["control"] == said] for said in ("False", "True"))
+    methods, controls = ([r for r in left if r["control"] == flag] for flag in ("False", "True"))
     following = [row for row in methods if float(row["contrast_low"]) > 0.5]
     counted = {
         "false_alarm": Share.of(sum(r["answer"] == "no" for r in following), len(following)),
@@ -145,11 +146,11 @@ def discs() -> list[str]:
     """Grad-CAM and the controls on twenty small pairs: the contrast test, and the verdict."""
     lines = ["| maps | contrast AUC, least to largest | does not follow | undecided | follows |"]
     lines.append("|---|---|---|---|---|")
-    kept = rows("controls.csv")
-    for method in dict.fromkeys(row["method"] for row in kept):
-        own = [row for row in kept if row["method"] == method]
-        said, areas = [row["answer"] for row in own], [float(row["contrast_auc"]) for row in own]
-        counts = " | ".join(str(said.count(answer)) for answer in ("no", "undecided", "yes"))
+    judged = rows("controls.csv")
+    for method in dict.fromkeys(row["method"] for row in judged):
+        own = [row for row in judged if row["method"] == method]
+        answers, areas = [row["answer"] for row in own], [float(row["contrast_auc"]) for row in own]
+        counts = " | ".join(str(answers.count(answer)) for answer in ("no", "undecided", "yes"))
         lines.append(f"| {method} | {min(areas):.2f} to {max(areas):.2f} | {counts} |")
     return lines
 
@@ -158,19 +159,19 @@ SAID = {"yes": "there", "no": "elsewhere", "undecided": "undecided"}
 
 
 def looks_table() -> list[str]:
-    found: dict[str, dict[tuple[str, str], str]] = {}
+    cells: dict[str, dict[tuple[str, str], str]] = {}
     count: dict[str, str] = {}
     for row in rows("looks.csv"):
         above = float(row["above_chance"])
         cell = f"{'–' if isnan(above) else f'{above:.3f}'}, {SAID[row['looks_there']]}"
-        found.setdefault(row["pair"], {})[row["metric"], row["network"]] = cell
+        cells.setdefault(row["pair"], {})[row["metric"], row["network"]] = cell
         count[row["pair"]] = row["n"]
     kinds = [(m, n) for m in ("pointing", "structure_score") for n in ("planted", "clean")]
     names = " | ".join(f"{m.replace('_', ' ')}, {n}" for m, n in kinds)
     lines = [f"| pair | {names} | pictures |", "|---" * 6 + "|"]
     return lines + [
         f"| {pair} | {' | '.join(own[kind] for kind in kinds)} | {count[pair]} |"
-        for pair, own in found.items()
+        for pair, own in cells.items()
     ]
 
 
@@ -179,11 +180,11 @@ def wrapped(text: str) -> str:
 
 
 def main() -> None:
-    found = columns()
-    draw(found)
+    values = columns()
+    draw(values)
     page = HERE / "calibration.md"
     text = page.read_text()
-    blocks = tables(found) | {name: wrapped(said) for name, said in sentences().items()}
+    blocks = tables(values) | {name: wrapped(sentence) for name, sentence in sentences().items()}
     for name, table in blocks.items():
         text = re.sub(
             rf"<!-- {name} -->.*?<!-- end -->", f"<!-- {name} -->\n{table}\n<!-- end -->", text, flags=re.S

@@ -37,7 +37,7 @@ def sentences() -> dict[str, str]:
 
 def summary() -> str:
     known = calibration()
-    pairs = {lot: rates["networks"] // 2 for lot, rates in known["rates_by_lot"].items()}
+    pairs = {name: rates["networks"] // 2 for name, rates in known["rates_by_lot"].items()}
     total, small = known["population"]["pairs"], {row["pair"] for row in rows("looked_at.csv")}
     return (
         f"**{total} pairs of networks ({2 * total} networks); 30 pairs were wanted.** The rule's three "
@@ -51,19 +51,19 @@ def summary() -> str:
 
 
 def candidates() -> str:
-    told = {
+    shares = {
         name: " %, ".join(f"{100 * of['rates'][kind]['share']:.1f}" for kind in KINDS)
         for name, of in calibration()["candidates"].items()
     }
     return (
         "A map is held against the mean of its three untrained maps, picture by picture. Before, it was the "
         "largest of them, where one untrained network whose map happens to lie on the evidence is enough for "
-        f"a false alarm. On the half that chose, false alarms, misses and undecided were {told['largest']} % "
-        f"with the best rule for the largest, {told['mean']} % with the best for the mean, which was taken. "
-        "A rule was good enough with at most 5 % false alarms and at most 10 % misses of every kind of "
-        "control: by all kinds together, one that often calls an untrained network's map a follower would "
-        "have passed, since noise, edges and the middle are never missed. This rule on all pairs, with each "
-        "summary:"
+        "a false alarm. On the half that chose, false alarms, misses and undecided were "
+        f"{shares['largest']} % with the best rule for the largest, {shares['mean']} % with the best for the "
+        "mean, which was taken. A rule was good enough with at most 5 % false alarms and at most 10 % misses "
+        "of every kind of control: by all kinds together, one that often calls an untrained network's map a "
+        "follower would have passed, since noise, edges and the middle are never missed. This rule on all "
+        "pairs, with each summary:"
     )
 
 
@@ -87,8 +87,8 @@ def why() -> str:
     for row in rows("judged.csv"):
         if row["lot"] == OTHER and row["control"] == "False":
             networks.setdefault(tuple(row[key] for key in NETWORK), []).append(row)
-    few = sum(max(int(row["n"]) for row in lot) < ENOUGH for lot in networks.values())
-    silent = sum({row["answer"] for row in lot} == {"undecided"} for lot in networks.values())
+    few = sum(max(int(row["n"]) for row in own) < ENOUGH for own in networks.values())
+    silent = sum({row["answer"] for row in own} == {"undecided"} for own in networks.values())
     return (
         f"Of the {len(networks)} networks of the *{OTHER}*, {silent} got no answer about any method. On "
         f"{few} of them fewer than {ENOUGH} of 100 pictures can be used: no way of painting the picture over "
@@ -98,43 +98,43 @@ def why() -> str:
 
 
 def looks() -> str:
-    found = rows("looks.csv")
-    pairs = list(dict.fromkeys(row["pair"] for row in found))
-    told = " and ".join(
-        f"{sum(_right(found, pair, metric) for pair in pairs)} of {len(pairs)} by the {name}"
+    table = rows("looks.csv")
+    pairs = list(dict.fromkeys(row["pair"] for row in table))
+    counts = " and ".join(
+        f"{sum(_right(table, pair, metric) for pair in pairs)} of {len(pairs)} by the {name}"
         for metric, name in METRICS.items()
     )
     spans = {
-        network: " and ".join(f"{_span(found, network, m)} by the {name}" for m, name in METRICS.items())
+        network: " and ".join(f"{_span(table, network, m)} by the {name}" for m, name in METRICS.items())
         for network in WANTED
     }
     return (
-        f"Both networks of a pair were told right in {told}. Above chance, planted networks have "
+        f"Both networks of a pair were told right in {counts}. Above chance, planted networks have "
         f"{spans['planted']}, clean ones {spans['clean']}. The limit of the verdict is "
         f"{calibration()['network']['there']:g} for both."
     )
 
 
-def _right(found: Iterable[Row], pair: str, metric: str) -> bool:
-    own = [row for row in found if (row["pair"], row["metric"]) == (pair, metric)]
+def _right(table: Iterable[Row], pair: str, metric: str) -> bool:
+    own = [row for row in table if (row["pair"], row["metric"]) == (pair, metric)]
     return all(row["looks_there"] == WANTED[row["network"]] for row in own)
 
 
-def _span(found: Iterable[Row], network: str, metric: str) -> str:
-    every = [float(r["above_chance"]) for r in found if (r["network"], r["metric"]) == (network, metric)]
-    own = [one for one in every if not isnan(one)]
+def _span(table: Iterable[Row], network: str, metric: str) -> str:
+    every = [float(r["above_chance"]) for r in table if (r["network"], r["metric"]) == (network, metric)]
+    own = [value for value in every if not isnan(value)]
     return f"{min(own):.2f} to {max(own):.2f}"
 
 
 def discs() -> str:
-    found = rows("controls.csv")
-    networks = sum(row["method"] == "gradcam" for row in found)
-    yes = dict.fromkeys((row["method"] for row in found), 0)
-    for row in found:
+    table = rows("controls.csv")
+    networks = sum(row["method"] == "gradcam" for row in table)
+    yes = dict.fromkeys((row["method"] for row in table), 0)
+    for row in table:
         yes[row["method"]] += row["answer"] == "yes"
     never = ", ".join(method for method, n in yes.items() if not n)
     some = ", ".join(f"{method} {n}" for method, n in yes.items() if n and method != "gradcam")
-    gradcam = [row["answer"] for row in found if row["method"] == "gradcam"]
+    gradcam = [row["answer"] for row in table if row["method"] == "gradcam"]
     return (
         f"On these {networks} networks the verdict, with Grad-CAM as the only method of the run, says that "
         f"Grad-CAM follows on {gradcam.count('yes')}, that it does not on {gradcam.count('no')}, and nothing "

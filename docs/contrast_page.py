@@ -36,14 +36,14 @@ def main(folder: Path) -> None:
             exec(compile(setup, "contrast.md", "exec"), {})
         print(CliRunner().invoke(command_line, words).output)
         context = contrast_command.make_context("contrast", words[1:])
-        said = {name: value for name, value in context.params.items() if value is not None}
-        found = contrast_study(ContrastSettings(**arguments(ContrastSettings, said))).result
-    strips = [strip(found, method, 2, method) for method in METHODS]
-    whole = Image.new("RGB", (strips[0].width, sum(one.height for one in strips)), "white")
+        options = {name: value for name, value in context.params.items() if value is not None}
+        result = contrast_study(ContrastSettings(**arguments(ContrastSettings, options))).result
+    strips = [strip(result, method, 2, method) for method in METHODS]
+    whole = Image.new("RGB", (strips[0].width, sum(image.height for image in strips)), "white")
     top = 0
-    for one in strips:
-        whole.paste(one, (0, top))
-        top += one.height
+    for image in strips:
+        whole.paste(image, (0, top))
+        top += image.height
     whole.quantize(256).save(DOCS / "contrast.png", optimize=True)
 
 

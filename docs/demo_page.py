@@ -61,14 +61,14 @@ def story_table(audits: dict[int, Audit]) -> str:
     """What the verdict says of the healthy network, and what shows of the cheating one, a row per seed."""
     rows = []
     for seed, audit in audits.items():
-        answers = [one.follows for one in audit.verdict.methods]
+        answers = [answer.follows for answer in audit.verdict.methods]
         twin, by = audit.twin, audit.twin.methods
         first = twin.albums["A"].groups[0]
         flips = [f"{round(f.share * f.n)} of {f.n}" for f in twin.point.planting]
-        told = [f"{len(by[kind])} of {len(answers)}" for kind in ("show", "tell", "neither")]
+        counts = [f"{len(by[kind])} of {len(answers)}" for kind in ("show", "tell", "neither")]
         album = f"{first.changed} of {first.n}"
         follows = f"{answers.count('yes')} of {len(answers)}"
-        rows.append((str(seed), audit.verdict.headline, follows, *flips, *told, album))
+        rows.append((str(seed), audit.verdict.headline, follows, *flips, *counts, album))
     columns = (
         "seed", "verdict on the healthy network", "methods that follow", "tag turns A", "tag turns B",
         "methods that show the tag", "that tell in numbers only", "that do neither",
@@ -81,12 +81,12 @@ def story_table(audits: dict[int, Audit]) -> str:
 def method_table(audit: Audit) -> str:
     """What the verdict, without the truth, and the contrast test, with it, say of each method."""
     rows = []
-    for one in audit.verdict.methods:
-        votes = [f"{test.value:+.2f}" for test in one.tests if test.votes]
-        score = audit.twin.contrast.scores[one.method]
+    for answer in audit.verdict.methods:
+        votes = [f"{test.value:+.2f}" for test in answer.tests if test.votes]
+        score = audit.twin.contrast.scores[answer.method]
         low, high = score.interval
         auc = f"{score.auc:.2f} ({low:.2f} to {high:.2f})"
-        rows.append((one.method, WORDS[one.follows], *votes, auc, f"{score.seen:.0%}"))
+        rows.append((answer.method, WORDS[answer.follows], *votes, auc, f"{score.seen:.0%}"))
     columns = (
         "method", "verdict", "above untrained", "above itself turned", "AUC of A against B", "tag is seen",
     )  # fmt: skip
@@ -107,7 +107,7 @@ def put(page: str, mark: str, content: str) -> str:
     pattern = rf"(<!-- {mark} -->\n).*?(<!-- end -->)"
     assert re.search(pattern, page, re.DOTALL), f"the page has no part {mark!r}"
     fresh = f"\n{content.strip()}\n\n"
-    return re.sub(pattern, lambda found: f"{found[1]}{fresh}{found[2]}", page, flags=re.DOTALL)
+    return re.sub(pattern, lambda match: f"{match[1]}{fresh}{match[2]}", page, flags=re.DOTALL)
 
 
 def photograph(report: Path, width: int = WIDTH, height: int = HEIGHT) -> None:
@@ -161,10 +161,14 @@ def photograph_paper(audit: Audit) -> None:
         write_pdf(audit.audit, audit.verdict, Path(folder, "paper.pdf"))
         subprocess.run(["pdftoppm", "-r", "45", "-png", "paper.pdf", "page"], cwd=folder, check=True)
         pages = [Image.open(path) for path in sorted(Path(folder).glob("page-*.png"))]
-        shown = [pages[k] for k in SHOWN_PAGES]
-        sheet = Image.new("RGB", (sum(one.width + 12 for one in shown) + 12, shown[0].height + 24), "#bbb")
-        for k, one in enumerate(shown):
-            sheet.paste(one, (12 + k * (one.width + 12), 12))
+        selected = [pages[k] for k in SHOWN_PAGES]
+        sheet = Image.new(
+            "RGB",
+            (sum(page_image.width + 12 for page_image in selected) + 12, selected[0].height + 24),
+            "#bbb",
+        )
+        for k, page_image in enumerate(selected):
+            sheet.paste(page_image, (12 + k * (page_image.width + 12), 12))
         small(sheet, PAPER)
 
 

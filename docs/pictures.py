@@ -66,13 +66,13 @@ def network() -> hp.Model:
 
 def ready(*photographs: np.ndarray) -> Tensor:
     """ "b c H W", as the network wants them."""
-    return torch.stack([network().preprocess(Image.fromarray(one)) for one in photographs])
+    return torch.stack([network().preprocess(Image.fromarray(photograph)) for photograph in photographs])
 
 
 def seen(images: Tensor) -> list[Image.Image]:
     """Model-ready images as people see them."""
     pixels = (network().preprocess.restore(images) * 255).round().byte().permute(0, 2, 3, 1).numpy()
-    return [Image.fromarray(one) for one in pixels]
+    return [Image.fromarray(array) for array in pixels]
 
 
 def gradcam(images: Tensor) -> Maps:
@@ -100,13 +100,13 @@ def cscore() -> Image.Image:
     light = [np.clip(cat * factor, 0, 255).astype(np.uint8) for factor in (0.7, 1.0, 1.2, 1.4)]
     moved = [np.roll(cat, shift, axis=1)[:, 75:375] for shift in (-110, -40, 40, 110)]
     tiles = []
-    for title, lot in (("other light", light), ("another place", moved)):
-        images = ready(*lot)
+    for title, variant in (("other light", light), ("another place", moved)):
+        images = ready(*variant)
         maps = gradcam(images)
         score = hp.metrics.cscore(maps, torch.ones(len(maps)))
         words = [(title, f"C = {score.value:.2f}"), *[("", "")] * 3]
-        for picture, heat, said in zip(seen(images), maps.upsample(), words, strict=True):
-            tiles.append(Tile(overlay(picture, heat), *said))
+        for picture, heat, caption in zip(seen(images), maps.upsample(), words, strict=True):
+            tiles.append(Tile(overlay(picture, heat), *caption))
     return panel(tiles, columns=4)
 
 
@@ -157,11 +157,11 @@ def localise() -> Image.Image:
     tiles = [Tile(framed(picture, CUP_BOX), "the box")]
     methods = ["gradcam", "lime(samples=300)", "gradient", "edges", "centre"]
     for method, maps in hp.explain(network(), images, methods).items():
-        found = hp.metrics.localise(maps, boxes=[CUP_BOX])
-        kept = budget_masks(maps)[0].float()
-        iou, reachable, inside = (float(found[key]) for key in ("mask_iou", "reachable", "inside"))
+        scores = hp.metrics.localise(maps, boxes=[CUP_BOX])
+        mask = budget_masks(maps)[0].float()
+        iou, reachable, inside = (float(scores[key]) for key in ("mask_iou", "reachable", "inside"))
         note = f"IoU {iou:.2f} of {reachable:.2f}, inside {inside:.2f}"
-        tiles.append(Tile(framed(overlay(picture, kept, "grey", 0.5), CUP_BOX), method, note))
+        tiles.append(Tile(framed(overlay(picture, mask, "grey", 0.5), CUP_BOX), method, note))
     return panel(tiles, columns=3)
 
 
@@ -169,12 +169,14 @@ def insertion_deletion() -> Image.Image:
     """Both curves of three methods on one photograph."""
     images = ready(data.coffee())
     maps = hp.explain(network(), images, ["gradcam", "edges", "random"])
-    found = hp.metrics.insertion_deletion(maps, model=network(), images=images)
+    results = hp.metrics.insertion_deletion(maps, model=network(), images=images)
     with drawing(7.6, 2.9, columns=2, sharey=True) as (figure, axes):
-        for method, one in found.items():
+        for method, curves in results.items():
             for axis, kind in zip(axes, ("insertion", "deletion"), strict=True):
-                area = float(getattr(one, f"{kind}_auc"))
-                axis.plot(np.linspace(0, 1, 101), getattr(one, kind)[0], label=f"{method}, area {area:.2f}")
+                area = float(getattr(curves, f"{kind}_auc"))
+                axis.plot(
+                    np.linspace(0, 1, 101), getattr(curves, kind)[0], label=f"{method}, area {area:.2f}"
+                )
                 done = "shown" if kind == "insertion" else "removed"
                 axis.set(xlabel=f"share of pixels {done}", title=kind)
         axes[0].set_ylabel("probability of the class")
@@ -191,8 +193,8 @@ def occlusion() -> Image.Image:
     tiles = [Tile(Image.fromarray(code().pictures[0]), "the code")]
     for part in ("finder", "timing", "box"):
         hidden = torch.from_numpy(code().masks[part])[:, None]
-        shown = torch.where(hidden, filled, pictures)[0].permute(1, 2, 0)
-        tiles.append(Tile(Image.fromarray((shown * 255).round().byte().numpy()), f"{part} occluded"))
+        masked = torch.where(hidden, filled, pictures)[0].permute(1, 2, 0)
+        tiles.append(Tile(Image.fromarray((masked * 255).round().byte().numpy()), f"{part} occluded"))
     return panel(tiles, columns=4)
 
 
@@ -204,8 +206,8 @@ def robustness() -> Image.Image:
             pictures, masks = distort(code().pictures, kind, severity, 1, {"finder": code().masks["finder"]})
             assert masks is not None
             tint = pictures[0] * 0.6 + np.array([0, 114, 178]) * 0.4
-            shown = np.where(masks["finder"][0, ..., None], tint, pictures[0]).astype(np.uint8)
-            tiles.append(Tile(Image.fromarray(shown), f"{kind} {severity:g}"))
+            tinted = np.where(masks["finder"][0, ..., None], tint, pictures[0]).astype(np.uint8)
+            tiles.append(Tile(Image.fromarray(tinted), f"{kind} {severity:g}"))
     sheet = panel(tiles, columns=len(SEVERITIES))
     return sheet.resize((sheet.width * 2 // 3, sheet.height * 2 // 3), Image.Resampling.LANCZOS)
 
@@ -214,10 +216,10 @@ def sanity() -> Image.Image:
     """How alike maps stay while the network loses what it learned."""
     images = ready(data.chelsea(), data.coffee(), data.astronaut())
     methods = ["gradcam", "eigencam", "gradient", "edges"]
-    found = hp.metrics.parameter_randomisation(methods, model=network(), images=images, depths=8)
+    curves = hp.metrics.parameter_randomisation(methods, model=network(), images=images, depths=8)
     with drawing(7.0, 3.0) as (figure, axis):
         for method in methods:
-            curve = found[method]
+            curve = curves[method]
             axis.plot(curve.randomised, curve.ssim.nanmean(0).tolist(), marker="o", label=method)
         axis.set_xlabel("modules with random weights, from the head down")
         axis.set_ylabel("SSIM with the original map")
@@ -230,15 +232,15 @@ def specificity() -> Image.Image:
     images = ready(data.chelsea())
     picture = seen(images)[0]
     maps = hp.explain(network(), images, ["gradcam", "edges"])
-    found = hp.metrics.specificity(maps, model=network(), images=images)
+    scores = hp.metrics.specificity(maps, model=network(), images=images)
     tiles = []
-    for method, one in maps.items():
+    for method, method_maps in maps.items():
         shadows = [maps_untrained(maps, network(), images, draw)[method] for draw in (0, 1)]
-        turned = replace(one, values=one.values.flip(-1, -2))
-        weights, place = (float(found[method][part]) for part in ("weights", "place"))
-        said = [(method, ""), ("an untrained network's", f"own {weights:+.2f} above the best of 3"),
+        turned = replace(method_maps, values=method_maps.values.flip(-1, -2))
+        weights, place = (float(scores[method][part]) for part in ("weights", "place"))
+        captions = [(method, ""), ("an untrained network's", f"own {weights:+.2f} above the best of 3"),
                 ("another one's", ""), ("turned", f"own {place:+.2f} above it")]  # fmt: skip
-        for heat, words in zip((one, *shadows, turned), said, strict=True):
+        for heat, words in zip((method_maps, *shadows, turned), captions, strict=True):
             tiles.append(Tile(overlay(picture, heat.upsample()[0]), *words))
     return panel(tiles, columns=4)
 
@@ -255,8 +257,8 @@ def mosaic() -> Image.Image:
     needs = frozenset({"activations", "gradients"})
     alone = disconnected(network(), built.pictures, needs, None, 2)[cup]
     tiles = []
-    for title, one in (("", network()), (", disconnected", alone)):
-        for method, maps in hp.explain(one, whole, methods, 967).items():
+    for title, model in (("", network()), (", disconnected", alone)):
+        for method, maps in hp.explain(model, whole, methods, 967).items():
             shares = built.mass(maps.values).flatten()
             inside = float(shares[cup] / shares.sum())
             heat = framed(overlay(picture, maps.upsample()[0]), box)
@@ -450,10 +452,10 @@ def tables() -> dict[Path, str]:
     ):
         text = made.get(path) or path.read_text(encoding="utf-8")
         marks = re.compile(rf"(?<=<!-- {name}: made by docs/pictures.py -->\n).*?(?=<!-- end -->)", re.DOTALL)
-        found = marks.search(text)
-        if not found:
+        match = marks.search(text)
+        if not match:
             raise ValueError(f"{path.name} has no place for the table of {name}")
-        start, end = found.span()
+        start, end = match.span()
         made[path] = f"{text[:start]}{table()}\n{text[end:]}"
     return made
 

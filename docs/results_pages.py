@@ -26,13 +26,13 @@ def rewritten(text: str, tables: list[list[list[str]] | None]) -> str:
     """The page with the rows of its tables replaced; a link in a cell stays where its words are."""
     waiting = iter(tables)
 
-    def table(found: re.Match[str]) -> str:
+    def table(match: re.Match[str]) -> str:
         made = next(waiting)
         if made is None:
-            return found[0]
-        head = found[0].splitlines()[:2]
+            return match[0]
+        head = match[0].splitlines()[:2]
         body = "".join(f"| {' | '.join(row)} |\n" for row in made)
-        for words, where in LINK.findall(found[0]):
+        for words, where in LINK.findall(match[0]):
             body = re.sub(rf"(?<!\[){re.escape(words)}(?!\])", f"[{words}]({where})", body, count=1)
         return "\n".join(head) + "\n" + body.replace("|  |", "| |")
 
@@ -44,7 +44,9 @@ def main() -> None:
         path = ROOT / page.name
         text = rewritten(path.read_text(encoding="utf-8"), page.tables)
         for name, sentences in page.blocks.items():
-            text = block(name).sub(lambda found, said=sentences: found[1] + said + found[3], text)
+            text = block(name).sub(
+                lambda match, text_of_block=sentences: match[1] + text_of_block + match[3], text
+            )
         path.write_text(text, encoding="utf-8")
         for line in [
             *missing(page, text),

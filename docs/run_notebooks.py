@@ -45,13 +45,13 @@ def executed(path: Path) -> Any:
 
 def _joined(outputs: list[Any]) -> list[Any]:
     """Lines that were printed one after the other as one output: how they are cut is chance."""
-    kept: list[Any] = []
-    for one in outputs:
-        if kept and one.output_type == "stream" and kept[-1].get("name") == one.name:
-            kept[-1].text += one.text
+    merged: list[Any] = []
+    for output in outputs:
+        if merged and output.output_type == "stream" and merged[-1].get("name") == output.name:
+            merged[-1].text += output.text
         else:
-            kept.append(one)
-    return kept
+            merged.append(output)
+    return merged
 
 
 def _clean(output: Any, folder: str) -> None:

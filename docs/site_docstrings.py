@@ -1,4 +1,4 @@
-"""For the API reference: examples of docstrings, which stand there without a heading, become its examples."""
+"""For the API reference: examples of docstrings get the heading that the Google style knows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PROMPT = re.compile(r"^>>> .*?(?=\n\n(?!>>> )|\Z)", re.MULTILINE | re.DOTALL)
 
 
 class Examples(griffe.Extension):
-    """Puts a heading that the Google style knows before the first prompt of a docstring."""
+    """Put the heading "Examples:" before the examples of a docstring."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is not None:
@@ -20,8 +20,10 @@ class Examples(griffe.Extension):
 
 
 def with_heading(text: str) -> str:
-    """
+    """Replace "Example:", or a missing heading, by "Examples:".
+
     >>> with_heading("Twice.\\n\\n>>> twice(2)\\n4")
     'Twice.\\n\\nExamples:\\n    >>> twice(2)\\n    4'
     """
-    return PROMPT.sub(lambda found: "Examples:\n" + textwrap.indent(found[0], "    "), text)
+    text = re.sub(r"^Example:$", "Examples:", text, flags=re.MULTILINE)
+    return PROMPT.sub(lambda match: "Examples:\n" + textwrap.indent(match[0], "    "), text)

@@ -71,7 +71,7 @@ def for_site(markdown: str, place: str) -> str:
         pieces[i] = (
             re.sub(r"^(```\w+)[^\n]*", r"\1", piece)
             if i % 2
-            else LINK.sub(lambda found: _moved(found, place), piece)
+            else LINK.sub(lambda match: _moved(match, place), piece)
         )
     return "".join(pieces)
 
@@ -96,17 +96,17 @@ def reference() -> dict[str, str]:
     main_names = [(f"hp.{name}", getattr(hp, name)) for name in names]
     main_names.append(("hp.monitor.Monitor", hp.monitor.Monitor))
     scores = [(f"hp.metrics.{name}", getattr(hp.metrics, name)) for name in hp.metrics.__all__]
-    said = {
+    pages_of_api = {
         "api/index.md": ("Python", "What `import heatproof as hp` offers.", main_names),
         "api/metrics.md": ("Metrics", "Every score is a function: maps in, numbers out.", scores),
     }
     pages = {}
-    for place, (title, sentence, named) in said.items():
+    for place, (title, sentence, named) in pages_of_api.items():
         head = f"# {title}\n\n{sentence}\n\n"
         pages[place] = head + "".join(f"{_directive(name, thing)}\n" for name, thing in named)
         _plain[place] = head + "\n".join(_told(name, thing) for name, thing in named)
-    shown = "\n".join(f"## {name}\n\n```text\n{text}\n```\n" for name, text in helps(main, "heatproof"))
-    pages["api/commands.md"] = f"# Commands\n\nWhat `heatproof COMMAND --help` says.\n\n{shown}"
+    help_texts = "\n".join(f"## {name}\n\n```text\n{text}\n```\n" for name, text in helps(main, "heatproof"))
+    pages["api/commands.md"] = f"# Commands\n\nWhat `heatproof COMMAND --help` says.\n\n{help_texts}"
     return pages
 
 

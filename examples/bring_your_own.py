@@ -68,11 +68,13 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     print("read from a file, the same number:", areas[stored] == areas["gradcam"])
 
     session = served(model.module)
-    asked = hp.load_model(lambda pictures: session.run(None, {"x": pictures})[0], preprocess=READY)
-    own, other = (hp.explain(m, images, "rise(masks=200)")["rise(masks=200)"].numpy() for m in (model, asked))
+    wrapped = hp.load_model(lambda pictures: session.run(None, {"x": pictures})[0], preprocess=READY)
+    own, other = (
+        hp.explain(m, images, "rise(masks=200)")["rise(masks=200)"].numpy() for m in (model, wrapped)
+    )
     print(f"RISE through ONNX Runtime differs by {np.abs(own - other).max():.1e} at most")
     try:
-        hp.explain(asked, images, "gradcam")
+        hp.explain(wrapped, images, "gradcam")
     except hp.errors.ModelError as error:
         print(error)
     return areas | {"rise": float(np.abs(own - other).max())}

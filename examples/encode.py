@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> dict[str, hp.Maps]:
     pictures = given.pictures or [named_file(name) for name in PHOTOGRAPHS]
     given.out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
-    found = {}
+    results = {}
 
     # Prototypes: the mean vector of a class's pictures; here one picture each. Each is a target.
     config = transformers.ViTConfig(image_size=SIDE, patch_size=8, **TINY)
@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> dict[str, hp.Maps]:
     images = encoder.see(pictures)
     prototypes = encoder.embeddings(images.flip(-1))  # the same pictures, mirrored
     similar = hp.load_model(encoder, head="embedding", references=prototypes)
-    found |= show("prototype", similar, images, given.out)
+    results |= show("prototype", similar, images, given.out)
 
     # Texts: the same space by CLIP's training. Which text is the nearest is what is explained.
     vision, texts, side = clip(given.clip)
@@ -56,8 +56,8 @@ def main(arguments: list[str] | None = None) -> dict[str, hp.Maps]:
         classes=TEXTS,
         preprocess=Preprocess((side, side), side, MEAN, STD),
     )
-    found |= show("text", named, named.see(pictures), given.out)
-    return found
+    results |= show("text", named, named.see(pictures), given.out)
+    return results
 
 
 def clip(folder: Path | None) -> tuple[torch.nn.Module, Tensor, int]:
@@ -83,17 +83,17 @@ def clip(folder: Path | None) -> tuple[torch.nn.Module, Tensor, int]:
 
 def show(question: str, model: hp.Model, images: Tensor, out: Path) -> dict[str, hp.Maps]:
     """Explain the nearest reference, score the maps, and write them over the pictures."""
-    found = hp.explain(model, images, METHODS)
-    curves = hp.metrics.insertion_deletion(found, model=model, images=images, steps=8)
+    method_maps = hp.explain(model, images, METHODS)
+    curves = hp.metrics.insertion_deletion(method_maps, model=model, images=images, steps=8)
     print(f"{question}: the network's output is {model.head_meaning}")
     print(f"  similarities {[[round(v, 3) for v in row] for row in model.logits(images).tolist()]}")
-    for method, maps in found.items():
+    for method, maps in method_maps.items():
         areas = [round(v, 3) for v in curves[method].insertion_auc.tolist()]
         why = next(filter(None, curves[method].scores.reasons("insertion")), "")
         print(f"  {method:10} insertion {areas} {why}")
         for i, picture in enumerate(maps.overlay(images, model.preprocess)):
             picture.save(out / f"{question}.{i}.{method}.png")
-    return {f"{question} {method}": maps for method, maps in found.items()}
+    return {f"{question} {method}": maps for method, maps in method_maps.items()}
 
 
 if __name__ == "__main__":

@@ -64,19 +64,19 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     given.out.mkdir(parents=True, exist_ok=True)
     model = hp.load_model(trained(given.steps), head="regression", tolerance=0.2, preprocess=PLAIN)
     images, share, red = discs(16, 10_000)
-    said = model.logits(images)[:, 0]
-    error, most = float((said - 10 * share).abs().mean()), float(10 * share.max())
+    predicted = model.logits(images)[:, 0]
+    error, most = float((predicted - 10 * share).abs().mean()), float(10 * share.max())
     print(f"error {error:.2f}, of values from 0 to {most:.1f}")
     print(f"the network's output: {model.head_meaning}")
     maps = hp.explain(model, images, METHODS)
     curves = hp.metrics.insertion_deletion(maps, model=model, images=images, steps=20)
     inside = {}
-    for method, one in maps.items():
-        found = hp.metrics.localise(one, masks=red)
-        inside[method] = float(found["pointing"].nanmean())
+    for method, method_maps in maps.items():
+        scores = hp.metrics.localise(method_maps, masks=red)
+        inside[method] = float(scores["pointing"].nanmean())
         area = float(curves[method].insertion_auc.nanmean())
         print(f"  {method:30} points at the red disc: {inside[method]:.2f}   insertion: {area:.2f}")
-        one.overlay(images, PLAIN)[0].save(given.out / f"regression.{method.partition('(')[0]}.png")
+        method_maps.overlay(images, PLAIN)[0].save(given.out / f"regression.{method.partition('(')[0]}.png")
     lower = hp.explain(model, images, "gradient-x-input", 1)["gradient-x-input"]  # minus the value
     assert torch.allclose(lower.signed, -maps["gradient-x-input"].signed, atol=1e-5)
     return inside

@@ -33,15 +33,15 @@ def main(arguments: list[str] | None = None) -> dict[str, hp.Maps]:
     pictures = given.pictures or [named_file(name) for name in PHOTOGRAPHS]
     given.out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
-    found = {}
+    results = {}
 
     # Segmentation: "b k h w" logits, found by itself. No target: the class that most of the picture shows.
     model = load("lraspp_mobilenet_v3_large", given.size, given.pretrained)
     images = model.see(pictures)
-    found |= show("segmentation", model, images, None, given.out)
+    results |= show("segmentation", model, images, None, given.out)
     middle = torch.zeros(given.size, given.size, dtype=torch.bool)
     middle[given.size // 4 : -given.size // 4, given.size // 4 : -given.size // 4] = True
-    found |= show("segmentation-middle", model, images, (0, middle), given.out)
+    results |= show("segmentation-middle", model, images, (0, middle), given.out)
 
     # Detection: boxes with scores. No target: the best box of each picture, found again by its overlap.
     # Of random weights nothing is sure; a hundred proposals are enough to show how it goes.
@@ -49,11 +49,11 @@ def main(arguments: list[str] | None = None) -> dict[str, hp.Maps]:
     model = load("fasterrcnn_mobilenet_v3_large_320_fpn", given.size, given.pretrained, **lenient)
     images = model.see(pictures)
     maps = show("detection", model, images, None, given.out)
-    found |= maps
+    results |= maps
     label = int(maps["detection gradcam"].explained[0])
     box = (0.0, 0.0, given.size / 2, given.size / 2)
-    found |= show("detection-box", model, images, (label, box), given.out)
-    return found
+    results |= show("detection-box", model, images, (label, box), given.out)
+    return results
 
 
 def load(name: str, size: int, pretrained: bool, **options: Any) -> hp.Model:
@@ -64,16 +64,16 @@ def load(name: str, size: int, pretrained: bool, **options: Any) -> hp.Model:
 
 def show(question: str, model: hp.Model, images: torch.Tensor, targets: Any, out: Path) -> dict[str, hp.Maps]:
     """Explain, score, and write each map over its picture."""
-    found = hp.explain(model, images, METHODS, targets)
-    scores = hp.metrics.insertion_deletion(found, targets, model=model, images=images, steps=2)
+    method_maps = hp.explain(model, images, METHODS, targets)
+    scores = hp.metrics.insertion_deletion(method_maps, targets, model=model, images=images, steps=2)
     print(f"{question}: the network's output is {model.head_meaning}")
-    for method, maps in found.items():
+    for method, maps in method_maps.items():
         label = [model.classes[c] if model.classes else str(c) for c in maps.explained.tolist()]
         area = scores[method].insertion_auc.nanmean()
         print(f"  {method:10} explains {', '.join(label)}; insertion {area:.3f}")
         for i, picture in enumerate(maps.overlay(images, model.preprocess)):
             picture.save(out / f"{question}.{i}.{method.partition('(')[0]}.png")
-    return {f"{question} {method}": maps for method, maps in found.items()}
+    return {f"{question} {method}": maps for method, maps in method_maps.items()}
 
 
 if __name__ == "__main__":

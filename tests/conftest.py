@@ -22,7 +22,8 @@ REAL_DATA = Path(__file__).parents[2] / "shared" / "data"
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
-os.fsync = lambda _: None  # what tests write need not outlive a power cut, and each wait costs milliseconds
+# What tests write need not outlive a power cut, and each wait costs milliseconds.
+os.fsync = lambda fd: None
 os.environ.pop("COLUMNS", None)  # of the terminal that tests are started from; tables are as in a pipe
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts what runs in its background so
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -43,7 +43,7 @@ def without_volatile(value: object) -> object:
 
 def collect(base: Path) -> Digests:
     """Digests by normalised path of every run folder, table and verdict below a folder."""
-    found: defaultdict[str, list[str]] = defaultdict(list)
+    digests: defaultdict[str, list[str]] = defaultdict(list)
     for path in sorted(base.rglob("*")):
         if path.is_symlink() or not path.is_file():
             continue
@@ -59,8 +59,8 @@ def collect(base: Path) -> Digests:
         except (HeatproofError, ValueError, OSError):
             continue  # tests damage run folders on purpose
         name = re.sub(r"popen-gw\d+/", "", path.relative_to(base).as_posix())
-        found[re.sub(r"\d+/", "/", name)].append(digest(text))
-    return {name: sorted(values) for name, values in sorted(found.items())}
+        digests[re.sub(r"\d+/", "/", name)].append(digest(text))
+    return {name: sorted(values) for name, values in sorted(digests.items())}
 
 
 def main(base: str, out: str, before: str = "") -> None:

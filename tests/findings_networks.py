@@ -36,11 +36,11 @@ class Net(nn.Module):
         self.sigmoids = sigmoids
 
     def forward(self, images):
-        found = self.head(self.body(images).mean((2, 3)))
-        return found.sigmoid() if self.sigmoids else found
+        scores = self.head(self.body(images).mean((2, 3)))
+        return scores.sigmoid() if self.sigmoids else scores
 
 
-class One(Net):
+class SingleLabel(Net):
     def __init__(self, finding, findings=3):
         super().__init__(findings)
         self.finding = finding
@@ -53,8 +53,8 @@ def several(sigmoids=False):
     return Net(sigmoids=sigmoids)
 
 
-def one(finding=0):
-    return One(finding)
+def single(finding=0):
+    return SingleLabel(finding)
 
 
 def alone():
@@ -127,7 +127,7 @@ def write(folder: Path, count: int, seed: int = 2) -> np.ndarray:
         for name, mask in masks[i].items():
             files[name] = f"{i:03d}-{name}.png"
             Image.fromarray(mask.astype(np.uint8) * 255).save(folder / files[name])
-        there = [str(int(one)) for one in truth[i]]
+        there = [str(int(label)) for label in truth[i]]
         table.append(",".join([f"{i:03d}.png", *there, *(files.get(name, "") for name in NAMES)]))
         for c, name in enumerate(NAMES):
             alone[name].append(f"{i:03d}.png,{there[c]},{files.get(name, '')}")
@@ -139,10 +139,10 @@ def write(folder: Path, count: int, seed: int = 2) -> np.ndarray:
 
 def study(folder: Path, name: str | None = None, weights: str = "weights.pt", **model: Any) -> dict[str, Any]:
     """All findings of the pictures in a folder, or the one of this name."""
-    spec = {"spec": str(folder / "net.py") + ":several", "head": "multilabel"}
+    spec: dict[str, Any] = {"spec": str(folder / "net.py") + ":several", "head": "multilabel"}
     options: dict[str, Any] = {"label_columns": list(NAMES)}
     if name is not None:
-        spec = {"spec": str(folder / "net.py") + ":one", "options": {"finding": NAMES.index(name)}}
+        spec = {"spec": str(folder / "net.py") + ":single", "options": {"finding": NAMES.index(name)}}
         options = {"class_names": ["absent", name]}
     return {
         "methods": ["gradcam", "random"],

@@ -86,7 +86,7 @@ def make_run(
                 ]
             empty = (blank or {}).get(method, 0)
             rows += [row(image, labels(i), method, "degenerate", i < empty) for i, image in enumerate(ids)]
-            for label, value in ((None, cscores[k]), (0, cscores[k]), (1, cscores[k])):
+            for label, value in ((None, cscores[k]), (0, cscores[k]), (1, cscores[k])):  # type: ignore[assignment]
                 n = images if label is None else images // 2
                 n = gold if label == 1 and gold is not None else n
                 value = value if n else 0.0

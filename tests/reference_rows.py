@@ -141,7 +141,7 @@ def read_run(study: str, folder: Path) -> Rows:
     return rows
 
 
-def strays(expected: Rows, found: Rows) -> list[str]:
+def strays(expected: Rows, actual: Rows) -> list[str]:
     """Metrics and methods more than a tenth of whose values are not near the expected ones.
 
     Single values may be far: where two pixels are almost equal, the last bit decides which is first, so
@@ -152,10 +152,10 @@ def strays(expected: Rows, found: Rows) -> list[str]:
     seen, far = Counter[str](), Counter[str]()
     for key, (text, _) in expected.items():
         method, metric = key[-2], key[-1].partition("_at_")[0]
-        one, other = float.fromhex(text), float.fromhex(found[key][0])
+        value, other = float.fromhex(text), float.fromhex(actual[key][0])
         names = [metric] if " ~ " in method or not method else [metric, method]
         seen.update(names)
-        if math.isnan(one) != math.isnan(other) or abs(one - other) > NEAR * max(1, abs(one)):
+        if math.isnan(value) != math.isnan(other) or abs(value - other) > NEAR * max(1, abs(value)):
             far.update(names)
     return [f"{name}: {far[name]} of {n} values" for name, n in seen.items() if far[name] > SELDOM * n]
 

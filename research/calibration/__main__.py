@@ -105,9 +105,9 @@ def calibrate_command(
 
             measure_members(wanted, workers, done, bar.now)
     before = thresholds.read_members(earlier) if earlier else []
-    found = thresholds.calibrate(thresholds.read_members(out, fewest=1 if before else 4), before)
-    _write(out, found)
-    _show(found)
+    calibration = thresholds.calibrate(thresholds.read_members(out, fewest=1 if before else 4), before)
+    _write(out, calibration)
+    _show(calibration)
     say(f"written to {out / 'rates.json'} and judged.csv")
     return None
 
@@ -119,26 +119,26 @@ def _looks(out: Path, pairs: int) -> None:
     say(f"written to {path}")
 
 
-def _write(out: Path, found: Calibration) -> None:
-    rows = [{k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()} for row in found.rows()]
+def _write(out: Path, judged: Calibration) -> None:
+    rows = [{k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()} for row in judged.rows()]
     table = io.StringIO()
     writer = csv.DictWriter(table, rows[0], lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    content = found.as_json(calibration()["network"])
+    content = judged.as_json(calibration()["network"])
     write_whole({
         out / "rates.json": json.dumps(content, indent=1) + "\n",
         out / "judged.csv": table.getvalue(),
     })  # fmt: skip
 
 
-def _show(found: Calibration) -> None:
-    by = found.rule
-    title = f"{len(found.measured)} pairs; informative {by.informative:g}, yes {by.yes:g}, no {by.no:g}"
+def _show(calibration: Calibration) -> None:
+    by = calibration.rule
+    title = f"{len(calibration.measured)} pairs; informative {by.informative:g}, yes {by.yes:g}, no {by.no:g}"
     table = new_table(title)
-    for name in ("", *found.lots):
+    for name in ("", *calibration.lots):
         table.add_column(name)
-    every = [found.rates(lot) for lot in found.lots]
+    every = [calibration.rates(group) for group in calibration.lots]
     for kind in ("false_alarm", "miss", "undecided"):
         shares = [getattr(rates, kind) for rates in every]
         table.add_row(kind.replace("_", " "), *(share.text for share in shares))

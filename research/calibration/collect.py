@@ -68,13 +68,13 @@ class Collected:
 
     def as_json(self) -> dict[str, Any]:
         tests: dict[str, dict[str, dict[str, list[float | None]]]] = {"A": {}, "B": {}}
-        for (network, method), found in self.tests.items():
+        for (network, method), by_test in self.tests.items():
             tests[network][method] = {
                 test: [round(float(v), 4) if np.isfinite(v) else None for v in values]
-                for test, values in found.items()
+                for test, values in by_test.items()
             }
-        kept = {"flips": self.flips, "holds": self.holds, "accuracy": self.accuracy}
-        return {"member": asdict(self.member), **kept, "contrast": self.contrast, "tests": tests}
+        facts = {"flips": self.flips, "holds": self.holds, "accuracy": self.accuracy}
+        return {"member": asdict(self.member), **facts, "contrast": self.contrast, "tests": tests}
 
 
 def prepare(
@@ -82,7 +82,7 @@ def prepare(
     data: Path | None,
     device: str,
     out: Path | None = None,
-    told: Callable[[str], object] = lambda text: None,
+    progress: Callable[[str], object] = lambda text: None,
 ) -> tuple[Pair, Tensor | None]:
     """The member's two networks, trained, and where objects lie in the pair's pictures, if that is known."""
     pictures = open_pictures(member, data)
@@ -96,13 +96,13 @@ def prepare(
         recipe = Recipe((Phase(8, lr, clip=1.0),), 32, flip=True)
         fit(
             model, whole.take(train), whole.take(held_out), recipe, out and out / "base", member.seed,
-            progress=lambda state: told(f"learning its classes, epoch {state.epoch} of {state.epochs}"),
+            progress=lambda state: progress(f"learning its classes, epoch {state.epoch} of {state.epochs}"),
         )  # fmt: skip
     ready = model.preprocess.from_bytes(pictures.images)
     pair = make_pair(
         model, ready, pictures.labels, member.token, positive_class(member), member.strength, member.seed,
         out and out / "pair",
-        lambda which, state: told(f"training {which}, epoch {state.epoch} of at most {state.epochs}"),
+        lambda which, state: progress(f"training {which}, epoch {state.epoch} of at most {state.epochs}"),
     )  # fmt: skip
     places = [int(name) for name in pair.ids]
     return pair, None if pictures.objects is None else pictures.objects[places]
@@ -121,7 +121,8 @@ def collect(
         for name, both in twins.items()
     }
     inside = {
-        name: {m: _array(inside_token(one, masks)) for m, one in made.items()} for name, made in maps.items()
+        name: {m: _array(inside_token(method_maps, masks)) for m, method_maps in made.items()}
+        for name, made in maps.items()
     }
     contrast = {}
     for method in maps["A"]:
@@ -130,8 +131,10 @@ def collect(
         contrast[method] = {"auc": auc, "low": low, "high": high, "seen": float((a >= 0.5).mean())}
     tests: dict[tuple[str, str], dict[str, np.ndarray]] = {}
     for name, (model, twin) in twins.items():
-        found = cheap_tests(model, twin, images, pair.positive, methods, maps[name], member.seed, informative)
-        for method, numbers in found.items():
+        results = cheap_tests(
+            model, twin, images, pair.positive, methods, maps[name], member.seed, informative
+        )
+        for method, numbers in results.items():
             tests[name, method] = {**numbers, "inside": inside[name][method]}
             if objects is not None:
                 tests[name, method] |= on_object(maps[name][method], objects[:IMAGES], masks)
@@ -168,7 +171,7 @@ def all_maps(
         "other network": explain(twin, images, "gradcam", positive, seed=seed)["gradcam"],
         "smooth noise": replace(cam, values=torch.from_numpy(noise).to(cam.values)),
     }
-    return {name: as_stored(one) for name, one in every.items()}
+    return {name: as_stored(method_maps) for name, method_maps in every.items()}
 
 
 def _number(model: Model) -> int:
@@ -182,7 +185,7 @@ def cheap_tests(
     maps: Mapping[str, Maps], seed: int, informative: bool = True,
 ) -> dict[str, dict[str, np.ndarray]]:  # fmt: skip
     """By method and control, every test's number for each picture; only those that vote, on request."""
-    shown: dict[str, Any] = {"model": model, "images": images}
+    inputs: dict[str, Any] = {"model": model, "images": images}
 
     def drawn(draw: int) -> dict[str, Maps]:
         other = untrained_copy(twin, images, seed + draw + TWIN)
@@ -193,27 +196,27 @@ def cheap_tests(
 
     untrained = [drawn(draw) for draw in range(DRAWS)]
     result: dict[str, dict[str, np.ndarray]] = {}
-    for name, found in gains(maps, untrained, seed=seed, **shown).items():
-        result[name] = {f"specificity_{kind}": _array(values) for kind, values in found.scores.items()}
-        result[name] |= {"gain": _array(found.own), "gain_turned": _array(found.turned)}
-        result[name] |= {f"gain_untrained_{i}": _array(one) for i, one in enumerate(found.untrained)}
-        result[name] |= {"fall": _array(found.fall), "blank": _array(maps[name].degenerate.float())}
+    for name, gain in gains(maps, untrained, seed=seed, **inputs).items():
+        result[name] = {f"specificity_{kind}": _array(values) for kind, values in gain.scores.items()}
+        result[name] |= {"gain": _array(gain.own), "gain_turned": _array(gain.turned)}
+        result[name] |= {f"gain_untrained_{i}": _array(values) for i, values in enumerate(gain.untrained)}
+        result[name] |= {"fall": _array(gain.fall), "blank": _array(maps[name].degenerate.float())}
     if not informative:
         return result
-    areas = insertion_deletion(maps, positive, steps=STEPS, **shown)
+    areas = insertion_deletion(maps, positive, steps=STEPS, **inputs)
     floor = areas["random"]
     noisy = (
         images + _signs(images, seed) * NOISE / torch.tensor(model.preprocess.std).to(images)[:, None, None]
     )
     moved = all_maps(model, twin, noisy, positive, methods, seed, seed + STRANGER)
-    for name, one in maps.items():
-        against = against_untrained(one, untrained[0][name], untrained[1][name])
-        others = [map_similarity(one, maps[m])["spearman"] for m in methods if m != name]
+    for name, method_maps in maps.items():
+        against = against_untrained(method_maps, untrained[0][name], untrained[1][name])
+        others = [map_similarity(method_maps, maps[m])["spearman"] for m in methods if m != name]
         result[name] |= {
             "insertion": _array(areas[name].insertion_auc - floor.insertion_auc),
             "deletion": _array(floor.deletion_auc - areas[name].deletion_auc),
             **{f"untrained_{kind}": _array(values) for kind, values in against.items()},
-            "fragility": _array(map_similarity(one, moved[name])["spearman"]),
+            "fragility": _array(map_similarity(method_maps, moved[name])["spearman"]),
             "agreement": _array(torch.stack(others).nanmean(0)),
         }
     return result

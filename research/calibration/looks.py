@@ -60,8 +60,8 @@ def measure_looks(
             own = [{"pair": name, **row} for row in answers(pair, drawn, out / name)]
             rows += own
             write_rows(path, COLUMNS, ([row[name] for name in COLUMNS] for row in rows))
-            said = ", ".join(f"{row['network']} {row['metric']} {row['looks_there']}" for row in own)
-            done(f"{name}: {said}")
+            summary = ", ".join(f"{row['network']} {row['metric']} {row['looks_there']}" for row in own)
+            done(f"{name}: {summary}")
         if len(rows) == 4 * pairs:
             break
     return path
@@ -82,37 +82,37 @@ def off_the_code(pair: Pair, codes: Tensor) -> tuple[Tensor, Tensor]:
     for attempt in range(TRIES):
         ids = [f"{name} {attempt}" for name in pair.ids]
         tried, masks = pair.token.plant(pair.plain, ids, pair.a.preprocess, pair.seed)
-        found = ~(masks & codes).flatten(1).any(1) & ~placed
-        marked[found] = tried[found]
-        placed |= found
+        valid = ~(masks & codes).flatten(1).any(1) & ~placed
+        marked[valid] = tried[valid]
+        placed |= valid
     return marked, placed
 
 
 def answers(pair: Pair, drawn: QRSet, folder: Path) -> list[dict[str, Any]]:
     """What the verdicts of both networks' runs say; runs, pictures and weights stay in the folder."""
-    shown = drawn.take(np.array([int(name) for name in pair.ids]))
-    marked, placed = off_the_code(pair, torch.from_numpy(shown.masks["box"]))
+    selected = drawn.take(np.array([int(name) for name in pair.ids]))
+    marked, placed = off_the_code(pair, torch.from_numpy(selected.masks["box"]))
     chosen = placed.nonzero().flatten()[:MOST].numpy()
-    marked_codes = shown._replace(pictures=pixels(marked, pair.a.preprocess)).take(chosen)
+    marked_codes = selected._replace(pictures=pixels(marked, pair.a.preprocess)).take(chosen)
     write_codes(marked_codes, folder / "pictures", overwrite=True)
     (folder / "network.py").write_text(NETWORK.format(size=SIDE, width=WIDTH, seed=pair.seed))
-    found = []
+    results = []
     for name, network in (("planted", pair.a), ("clean", pair.b)):
         torch.save(network.module.state_dict(), folder / f"{name}.pt")
         followed: list[str] | None = None
         for metric in ("pointing", "structure_score"):
-            asked = ["specificity", metric] if followed is None else [metric]
-            data = read_run(named_run(folder, f"{name}-{metric}", _study(name, asked), None).folder)
+            metrics = ["specificity", metric] if followed is None else [metric]
+            data = read_run(named_run(folder, f"{name}-{metric}", _study(name, metrics), None).folder)
             if followed is None:
-                followed = [one.method for one in judge(data).methods if one.follows == "yes"]
-            said = looks(data, followed)
-            assert said.test is not None
-            numbers = {"above_chance": said.test.value, "low": said.test.low, "high": said.test.high}
-            found.append({
+                followed = [answer.method for answer in judge(data).methods if answer.follows == "yes"]
+            looked = looks(data, followed)
+            assert looked.test is not None
+            numbers = {"above_chance": looked.test.value, "low": looked.test.low, "high": looked.test.high}
+            results.append({
                 "network": name, "metric": metric, **{k: round(v, 4) for k, v in numbers.items()},
-                "n": said.test.n, "read_from": " ".join(followed), "looks_there": said.looks_there,
+                "n": looked.test.n, "read_from": " ".join(followed), "looks_there": looked.looks_there,
             })  # fmt: skip
-    return found
+    return results
 
 
 def _study(name: str, metrics: list[str]) -> dict[str, Any]:

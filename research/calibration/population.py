@@ -117,9 +117,9 @@ def _crops(size: int, seed: int) -> Pictures:
 
 
 def _cifar(folder: Path, size: int, seed: int) -> Pictures:
-    found = np.load(folder / "cifar10" / "cifar10.npz")
-    images = np.concatenate([found["train_images"], found["test_images"]])
-    labels = np.concatenate([found["train_labels"], found["test_labels"]]).astype(np.int64)
+    data = np.load(folder / "cifar10" / "cifar10.npz")
+    images = np.concatenate([data["train_images"], data["test_images"]])
+    labels = np.concatenate([data["train_labels"], data["test_labels"]]).astype(np.int64)
     order = np.random.default_rng(seed).permutation(len(images))[:4000]
     return Pictures(_stacked(images[order]), torch.from_numpy(labels[order]))
 
@@ -235,9 +235,9 @@ class CifarResNet(nn.Module):
         self.linear = nn.Linear(64, 10)
 
     def forward(self, images: Tensor) -> Tensor:
-        found = F.relu(self.bn1(self.conv1(images)))
-        found = self.layer3(self.layer2(self.layer1(found)))
-        logits: Tensor = self.linear(found.mean((-2, -1)))
+        features = F.relu(self.bn1(self.conv1(images)))
+        features = self.layer3(self.layer2(self.layer1(features)))
+        logits: Tensor = self.linear(features.mean((-2, -1)))
         return logits
 
 
@@ -252,9 +252,9 @@ class _Block(nn.Module):
         self.bn1, self.bn2 = nn.BatchNorm2d(outputs), nn.BatchNorm2d(outputs)
 
     def forward(self, images: Tensor) -> Tensor:
-        found = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(images)))))
-        kept = images[:, :, :: self.stride, :: self.stride]
-        return F.relu(found + F.pad(kept, (0, 0, 0, 0, self.added, self.added)))
+        features = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(images)))))
+        shortcut = images[:, :, :: self.stride, :: self.stride]
+        return F.relu(features + F.pad(shortcut, (0, 0, 0, 0, self.added, self.added)))
 
 
 def positive_class(member: Member) -> int:

@@ -106,16 +106,16 @@ def measure(member: Member, wanted: Measuring, now: Callable[[str], object] = la
             return f"{member.name}: {ELSEWHERE}"
         try:
             pair, objects = prepare(
-                member, wanted.data, wanted.device, told=lambda text: now(f"{member.name}, {text}")
+                member, wanted.data, wanted.device, progress=lambda text: now(f"{member.name}, {text}")
             )
             trained = time.perf_counter() - start
             now(f"{member.name}, {pair.planting.sentence}")
-            found: dict[str, Any] = {
+            content: dict[str, Any] = {
                 "member": asdict(member),
                 "flips": (pair.planting.a.share, pair.planting.b.share),
             }
             if pair.holds:
-                found = collect(member, pair, objects, wanted.methods, not wanted.only_voting).as_json()
+                content = collect(member, pair, objects, wanted.methods, not wanted.only_voting).as_json()
         except HeatproofError as error:
             return f"{member.name}: left out: {error}"
         except (RuntimeError, MemoryError) as error:
@@ -124,10 +124,10 @@ def measure(member: Member, wanted: Measuring, now: Callable[[str], object] = la
             return f"{member.name}: memory ran out; the same command measures it again, with fewer --workers"
         tested = time.perf_counter() - start - trained
         seconds = {"training": round(trained, 1), "tests": round(tested, 1)}
-        found |= {"holds": pair.holds, "epochs": pair.epochs, "device": wanted.device, "seconds": seconds}
-        write_whole({path: json.dumps(found, separators=(",", ":"))})
-    told = f"{trained:.0f} s training, {tested:.0f} s tests"
-    return f"{member.name}: {pair.planting.sentence}; {told}"
+        content |= {"holds": pair.holds, "epochs": pair.epochs, "device": wanted.device, "seconds": seconds}
+        write_whole({path: json.dumps(content, separators=(",", ":"))})
+    times = f"{trained:.0f} s training, {tested:.0f} s tests"
+    return f"{member.name}: {pair.planting.sentence}; {times}"
 
 
 @contextmanager

@@ -94,21 +94,21 @@ class Calibration:
 
     @property
     def measured(self) -> list[Member]:
-        return [member for lot in self.lots.values() for member in lot]
+        return [member for group in self.lots.values() for member in group]
 
     def rates(self, *lots: str) -> Rates:
-        return rates([member for lot in lots for member in self.lots[lot]], self.rule)
+        return rates([member for name in lots for member in self.lots[name]], self.rule)
 
     @property
     def clean(self) -> list[str]:
         """The lots that chose nothing, on which the published rates are counted."""
-        return [lot for lot in self.lots if lot != CHOSE]
+        return [name for name in self.lots if name != CHOSE]
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        for lot, found in self.lots.items():
-            for member in found:
+        for name, members in self.lots.items():
+            for member in members:
                 for row in judged_rows(member, self.rule):
-                    yield {"lot": lot, **row}
+                    yield {"lot": name, **row}
 
     def as_json(self, network: Mapping[str, Any]) -> dict[str, Any]:
         """The content of rates.json."""
@@ -116,19 +116,21 @@ class Calibration:
             key: sorted({m["member"][key] for m in self.measured}) for key in ("data", "network", "token")
         }
         tests = {test: {"auc": round(auc, 4)} for test, (auc, *_) in separation(self.measured).items()}
-        named = dict.fromkeys(m for one in self.measured for m in one["tests"]["A"] if m not in CONTROLS)
+        named = dict.fromkeys(
+            m for member in self.measured for m in member["tests"]["A"] if m not in CONTROLS
+        )
         command = made_by(kinds["data"], kinds["network"], list(named), list(tests), SINCE in self.lots)
         return {
             "schema": 1, "made_by": command, "rule": asdict(self.rule), "shadow": self.shadow,
             "candidates": {
-                name: {"rule": asdict(rule), "rates": asdict(found)}
-                for name, (rule, found) in self.candidates.items()
+                name: {"rule": asdict(rule), "rates": asdict(candidate)}
+                for name, (rule, candidate) in self.candidates.items()
             },
             "rates": asdict(self.rates(*self.clean)),
             "rates_alone": rates_alone((row for row in self.rows() if row["lot"] in self.clean), self.rule),
-            "rates_by_lot": {lot: asdict(self.rates(lot)) for lot in self.lots},
+            "rates_by_lot": {name: asdict(self.rates(name)) for name in self.lots},
             "rates_by_other_shadows": {
-                name: asdict(found) for name, found in by_other_shadows(self.measured, self.rule).items()
+                name: asdict(outcome) for name, outcome in by_other_shadows(self.measured, self.rule).items()
             },
             "population": {"pairs": len(self.measured), **kinds}, "tests": tests, "network": dict(network),
         }  # fmt: skip
@@ -152,8 +154,8 @@ def made_by(
 
 def read_members(folder: Path, fewest: int = 4) -> list[Member]:
     """Every member that was measured and whose planting held, by name."""
-    found = [json.loads(path.read_text("utf-8")) for path in sorted((folder / "members").glob("*.json"))]
-    held = [member for member in found if member["holds"]]
+    members = [json.loads(path.read_text("utf-8")) for path in sorted((folder / "members").glob("*.json"))]
+    held = [member for member in members if member["holds"]]
     if len(held) < fewest:
         raise InputError(
             f"{folder} holds {len(held)} pairs whose planting held; at least {fewest} are needed to judge"
@@ -168,7 +170,9 @@ def calibrate(measured: Sequence[Member], earlier: Sequence[Member] = ()) -> Cal
     shadow = min(candidates, key=lambda name: _worse(candidates[name][1]))
     lots = {CHOSE: first[::2], OTHER: first[1::2]} | ({SINCE: measured} if earlier else {})
     if shadow:
-        lots = {lot: [_held_against(m, SUMMARIES[shadow]) for m in found] for lot, found in lots.items()}
+        lots = {
+            group: [_held_against(m, SUMMARIES[shadow]) for m in members] for group, members in lots.items()
+        }
     return Calibration(candidates[shadow][0], lots, shadow, candidates)
 
 
@@ -178,14 +182,14 @@ def choose(chosen_on: Sequence[Member]) -> dict[str, tuple[FollowRule, Rates]]:
     if len(_with_raw_numbers(chosen_on)) == len(chosen_on):
         against = {name: [_held_against(m, SUMMARIES[name]) for m in chosen_on] for name in CHOSEN_FROM}
     rules = [FollowRule(*numbers) for numbers in product(INFORMATIVE, YES, NO)]
-    every = {name: [(rule, rates(lot, rule)) for rule in rules] for name, lot in against.items()}
-    return {name: min(tried, key=lambda one: _worse(one[1])) for name, tried in every.items()}
+    every = {name: [(rule, rates(members, rule)) for rule in rules] for name, members in against.items()}
+    return {name: min(tried, key=lambda pair: _worse(pair[1])) for name, tried in every.items()}
 
 
-def _worse(found: Rates) -> tuple[bool, float, float]:
+def _worse(outcome: Rates) -> tuple[bool, float, float]:
     """An order: of those that err seldom enough the one that says most, else the one with fewest alarms."""
-    alarms, silence = found.false_alarm.share, found.undecided.share
-    good = alarms <= MOST_FALSE_ALARMS and found.worst_miss <= MOST_MISSES
+    alarms, silence = outcome.false_alarm.share, outcome.undecided.share
+    good = alarms <= MOST_FALSE_ALARMS and outcome.worst_miss <= MOST_MISSES
     return (False, silence, alarms) if good else (True, alarms, silence)
 
 
@@ -229,9 +233,9 @@ def rates_alone(judged: Iterable[Mapping[str, Any]], rule: FollowRule) -> dict[s
 def judged_rows(member: Member, rule: FollowRule) -> Iterator[dict[str, Any]]:
     """One row for each network and method or control: what truth says, both numbers, the answer."""
     for network, tests in member["tests"].items():
-        values = {m: _numbers(found) for m, found in tests.items()}
+        values = {m: _numbers(numbers) for m, numbers in tests.items()}
         methods = {m: both for m, both in values.items() if m not in CONTROLS}
-        said = answers(methods, rule)
+        given = answers(methods, rule)
         for method, (weights, place) in values.items():
             control = method in CONTROLS
             truth = member["contrast"][method]
@@ -239,7 +243,7 @@ def judged_rows(member: Member, rule: FollowRule) -> Iterator[dict[str, Any]]:
                 **member["member"], "network_of_pair": network, "method": method, "control": control,
                 "contrast_auc": truth["auc"], "contrast_low": truth["low"], "contrast_high": truth["high"],
                 "weights": _mean(weights), "place": _mean(place), "n": int(np.isfinite(weights).sum()),
-                "answer": (answers(methods | {method: (weights, place)}, rule) if control else said)[method],
+                "answer": (answers(methods | {method: (weights, place)}, rule) if control else given)[method],
             }  # fmt: skip
 
 
@@ -254,12 +258,12 @@ def by_other_shadows(measured: Sequence[Member], rule: FollowRule) -> dict[str, 
 
 
 def _held_against(member: Member, summary: Callable[[np.ndarray], np.ndarray]) -> Member:
-    def again(found: Mapping[str, Any]) -> dict[str, Any]:
-        now = np.array(found["specificity_weights"], float)
-        shadows = np.array([found[key] for key in found if key.startswith("gain_untrained_")], float)
-        other = np.array(found["gain"], float) - summary(shadows)
+    def again(values: Mapping[str, Any]) -> dict[str, Any]:
+        now = np.array(values["specificity_weights"], float)
+        shadows = np.array([values[key] for key in values if key.startswith("gain_untrained_")], float)
+        other = np.array(values["gain"], float) - summary(shadows)
         unmoved = not np.nan_to_num(now).any()  # maps that are their own shadows stay so
-        return {**found, "specificity_weights": now if unmoved else np.where(np.isnan(now), np.nan, other)}
+        return {**values, "specificity_weights": now if unmoved else np.where(np.isnan(now), np.nan, other)}
 
     tests = {network: {m: again(f) for m, f in of.items()} for network, of in member["tests"].items()}
     return {**member, "tests": tests}
@@ -267,20 +271,22 @@ def _held_against(member: Member, summary: Callable[[np.ndarray], np.ndarray]) -
 
 def separation(measured: Sequence[Member]) -> dict[str, tuple[float, int, int]]:
     """By test: how often its mean is larger for a method that follows than for a control, and of how many."""
-    found: dict[str, tuple[list[float], list[float]]] = {}
+    by_test: dict[str, tuple[list[float], list[float]]] = {}
     for member in measured:
         for tests in member["tests"].values():
             for method, numbers in tests.items():
                 control = method in CONTROLS
                 if control or member["contrast"][method]["low"] > 0.5:
                     for test, values in numbers.items():
-                        found.setdefault(test, ([], []))[control].append(_mean(np.array(values, float)))
-    kept = {t: tuple([v for v in lot if not np.isnan(v)] for lot in lots) for t, lots in found.items()}
-    return {t: (float(wins(a, b).mean()), len(a), len(b)) for t, (a, b) in kept.items() if a and b}
+                        by_test.setdefault(test, ([], []))[control].append(_mean(np.array(values, float)))
+    usable = {
+        t: tuple([v for v in group if not np.isnan(v)] for group in lots) for t, lots in by_test.items()
+    }
+    return {t: (float(wins(a, b).mean()), len(a), len(b)) for t, (a, b) in usable.items() if a and b}
 
 
-def _numbers(found: Mapping[str, Sequence[float | None]]) -> tuple[np.ndarray, np.ndarray]:
-    weights, place = (np.array(found[f"specificity_{kind}"], float) for kind in KINDS)
+def _numbers(tests: Mapping[str, Sequence[float | None]]) -> tuple[np.ndarray, np.ndarray]:
+    weights, place = (np.array(tests[f"specificity_{kind}"], float) for kind in KINDS)
     return weights, place
 
 

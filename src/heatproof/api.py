@@ -242,7 +242,7 @@ def audit(
         layer: the layer that CAMs read, by name; chosen automatically by default.
         seed: of all random numbers.
         out: a folder; the same call resumes a stopped one. It holds report.html and study.toml.
-        say: called with sentences about what was chosen and why.
+        say: called with sentences about the choices and their reasons.
 
     Returns:
         The run: `.verdict()`, `.scores()`, `.maps(...)`, `.report()`.

@@ -78,7 +78,7 @@ class Explainer(Entry):
     """
 
     card: Card = field(default_factory=Card)
-    cost: str = ""  # per image, where neither `needs` nor an option says it
+    cost: str = ""  # passes per image, if neither `needs` nor an option determines it
     trace_only: bool = False  # whether it reads tensors of the shared pass only, and can be recorded with it
     architecture: str = ""  # "cnn" or "transformer", where it refuses other networks
     # By option: the number of repeats at which pixels rank as with the default (docs/results/passes.md).
@@ -116,12 +116,12 @@ class Metric(Entry):
     question: str = ""  # "map": whether it follows the network, "network": whether that looks where it should
     votes: bool = False  # whether the verdict rests on it; others of the same question are information
     headline: bool = False  # whether images may be ranked by it
-    bundle: str = ""  # a name that asks for it and others of its function
+    bundle: str = ""  # the name of its family: the metrics of one function
     compares_checkpoints: bool = False  # whether it compares checkpoints, from the SSIM of their maps
     own_class: bool = False  # of `probabilities` it reads those of the true and the predicted class only
-    not_in_a_run: str = ""  # why, where `needs` does not say it
-    pairs: bool = False  # whether it takes the maps by method and speaks of each pair of methods
-    reruns: bool = False  # whether it runs the method again, under other weights or on other pictures
+    not_in_a_run: str = ""  # why it cannot run, if `needs` does not explain it
+    pairs: bool = False  # whether it takes the maps by method and compares each pair of methods
+    reruns: bool = False  # whether it runs the method again, under other weights or on other images
     needs_gradients: bool = False  # whether it needs weights or gradients, not outputs alone
     call: Callable[..., Any] | None = None  # (function, context, options), where not by name
 
@@ -141,7 +141,7 @@ class Metric(Entry):
 
 
 REQUIRED = inspect.Parameter.empty  # the default of an option that must be given
-REPEATS = ("samples", "masks", "steps", "channels")  # options that say how often a pass is repeated
+REPEATS = ("samples", "masks", "steps", "channels")  # options that set the number of passes
 LEVELS = ("image", "class", "checkpoint")
 EntryT = TypeVar("EntryT", bound=Entry)
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks import precision
-from benchmarks.sections import BenchAsked
+from benchmarks.sections import BenchOptions
 from heatproof.errors import InputError
 
 KEYS = {"maps": "method", "rows": "metric"}
@@ -29,7 +29,7 @@ def test_a_study_is_compared_with_itself_in_another_precision(
     monkeypatch.chdir(tmp_path)
 
     tables = {
-        part.table: part.measure() for part in precision.parts(BenchAsked(quick=True, data=Path("data")))
+        part.table: part.measure() for part in precision.parts(BenchOptions(quick=True, data=Path("data")))
     }
     maps, rows = ({str(row[key]): row for row in tables[name]} for name, key in KEYS.items())  # type: ignore[index]
     assert set(maps) == {"gradcam", "gradient"} and {row["images"] for row in maps.values()} == {2}
@@ -41,4 +41,4 @@ def test_a_study_is_compared_with_itself_in_another_precision(
 
 def test_it_says_what_it_needs() -> None:
     with pytest.raises(InputError, match="--data"):
-        next(precision.parts(BenchAsked()))
+        next(precision.parts(BenchOptions()))

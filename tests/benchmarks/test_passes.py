@@ -8,7 +8,7 @@ import torch
 from scipy.stats import spearmanr
 
 from benchmarks import passes
-from benchmarks.sections import BenchAsked
+from benchmarks.sections import BenchOptions
 from conftest import small_cnn
 from heatproof.errors import UnknownNameError
 from heatproof.models.model import Model
@@ -16,10 +16,10 @@ from heatproof.registry import explainers
 
 
 def test_the_audit_needs_at_most_half_of_the_inputs_it_needed() -> None:
-    found: dict[str, dict[str, int]] = {"before": {}, "after": {}}
+    counts: dict[str, dict[str, int]] = {"before": {}, "after": {}}
     for row in passes.audit_rows():
-        found[str(row["when"])][str(row["what"])] = int(str(row["inputs"]))
-    before, after = found["before"], found["after"]
+        counts[str(row["when"])][str(row["what"])] = int(str(row["inputs"]))
+    before, after = counts["before"], counts["after"]
     assert before.keys() == after.keys() and {"maps", "insertion", "randomisation", "fragility"} <= set(after)
     assert sum(after.values()) <= sum(before.values()) / 2
     assert all(after[part] <= before[part] for part in before)
@@ -78,13 +78,13 @@ def test_rows_of_a_small_subject(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_parts_are_named_by_network_picture_and_method(monkeypatch: pytest.MonkeyPatch) -> None:
     images = torch.randn(2, 3, 32, 32)
     known = [passes.Subject(Model(small_cnn(), name), ["a", "b"], images) for name in ("resnet20", "lite0")]
-    monkeypatch.setattr(passes, "subjects", lambda asked: known)
-    names = [part.name for part in passes.parts(BenchAsked())]
+    monkeypatch.setattr(passes, "subjects", lambda options: known)
+    names = [part.name for part in passes.parts(BenchOptions())]
     assert len(names) == len(set(names)) == 1 + 2 * 2 + (6 + 2) + 6
     assert "maps, resnet20, b, lime" in names and "maps, lite0, a, scorecam" in names
-    assert len(list(passes.parts(BenchAsked(quick=True)))) == 1 + 2 + 4 + 2
+    assert len(list(passes.parts(BenchOptions(quick=True)))) == 1 + 2 + 4 + 2
 
 
 def test_a_network_that_is_not_there_is_refused() -> None:
     with pytest.raises(UnknownNameError, match="lite0"):
-        list(passes.subjects(BenchAsked(network=("resnet20",))))
+        list(passes.subjects(BenchOptions(network=("resnet20",))))

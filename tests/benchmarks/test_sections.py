@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -17,7 +18,7 @@ from benchmarks import __main__ as command
 from benchmarks import audit, explain, packages, startup, steady
 from benchmarks.__main__ import bench_command, machine
 from benchmarks.common import Part, Row
-from benchmarks.sections import SECTIONS, BenchAsked, BenchSection
+from benchmarks.sections import SECTIONS, BenchOptions, BenchSection
 from heatproof import __version__
 from heatproof.errors import MissingExtraError
 from heatproof.train.networks import small_net
@@ -35,16 +36,16 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """A section that measures at once: a part for each network, whose time is the number of pictures."""
 
-    def parts(asked: BenchAsked) -> Iterator[Part]:
-        for name in asked.network:
+    def parts(options: BenchOptions) -> Iterator[Part]:
+        for name in options.network:
             if name == "stop":
                 raise KeyboardInterrupt
-            taken = float(asked.pictures or 1)
-            found = [Row(f"{name}, {asked.pictures} pictures", taken, "bare", 1.0, -taken)]
-            yield Part(name, lambda found=found: found, asked.device)  # type: ignore[misc]
+            taken = float(options.pictures or 1)
+            rows = [Row(f"{name}, {options.pictures} pictures", taken, "bare", 1.0, -taken)]
+            yield Part(name, lambda rows=rows: rows, options.device)  # type: ignore[misc]
 
     module = ModuleType(FAKE)
     module.parts = parts  # type: ignore[attr-defined]
@@ -52,14 +53,14 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     monkeypatch.setattr(
         command, "SECTIONS", SECTIONS | {"fake": BenchSection("a test", "", "", ("network", "pictures"))}
     )
-    yield lambda *words: bench("--section", "fake", *words)
+    return lambda *words: bench("--section", "fake", *words)
 
 
 def test_every_section_has_a_file_and_the_help_says_what_it_costs() -> None:
-    told = bench("--help").output
+    output = bench("--help").output
     for name, section in SECTIONS.items():
         assert callable(importlib.import_module(f"benchmarks.{name}").parts)
-        assert re.search(rf"^ +{name} +{re.escape(section.what)}$", told, re.MULTILINE)
+        assert re.search(rf"^ +{name} +{re.escape(section.what)}$", output, re.MULTILINE)
     assert command.chosen([]) == [name for name in SECTIONS if name not in ("passes", "precision")]
 
 
@@ -95,9 +96,9 @@ def test_what_was_measured_before_a_stop_is_kept_and_shown(
     assert [row["part"] for row in rows_of(tmp_path / "speed.csv")] == ["a", "b"]
 
 
-def test_what_cannot_be_is_said_before_anything_is_measured(tmp_path: Path) -> None:
+def test_what_cannot_be_is_reported_before_anything_is_measured(tmp_path: Path) -> None:
     (tmp_path / "other.csv").write_text("name,value\na,1\n")
-    told = {
+    expected = {
         ("-s", "maps", "--csv", str(tmp_path)): "cannot write",
         ("-s", "maps", "--csv", str(tmp_path / "other.csv")): "no table of python -m benchmarks",
         ("-s", "maps", "--network", "resnet50"): "--network is for audit and passes; add --section audit",
@@ -106,22 +107,22 @@ def test_what_cannot_be_is_said_before_anything_is_measured(tmp_path: Path) -> N
         ("-s", "precision"): "--data",
         ("-s", "audit", "--network", "resnet5"): "did you mean 'resnet50'",
     }
-    for words, sentence in told.items():
+    for words, sentence in expected.items():
         result = bench(*words)
         assert result.exit_code == 2 and sentence in " ".join(result.output.split()), result.output
 
 
 def test_an_audit_has_a_part_for_each_network_and_precision() -> None:
-    asked = BenchAsked(device="cuda", network=("resnet50", "vgg11"), pictures=10)
-    assert [part.name for part in audit.parts(asked)] == ["resnet50, bf16", "resnet50, fp32", "vgg11, fp32"]
-    both = BenchAsked(network=("resnet18",), precision=("bf16", "fp32"))
+    options = BenchOptions(device="cuda", network=("resnet50", "vgg11"), pictures=10)
+    assert [part.name for part in audit.parts(options)] == ["resnet50, bf16", "resnet50, fp32", "vgg11, fp32"]
+    both = BenchOptions(network=("resnet18",), precision=("bf16", "fp32"))
     assert [part.name for part in audit.parts(both)] == ["resnet18, bf16", "resnet18, fp32"]
 
 
 def test_packages_are_measured_part_by_part_and_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "side_by_side", lambda *_, **__: {"ours": 2.0, "theirs": 10.0})
     monkeypatch.setattr(packages, "find_spec", lambda name: name != "lime")
-    *parts, last = [part.measure()[0] for part in packages.parts(BenchAsked(quick=True))]
+    *parts, last = [part.measure()[0] for part in packages.parts(BenchOptions(quick=True))]
     assert len(parts) == 7 and {row.ratio for row in (*parts, last)} == {5.0}  # type: ignore[union-attr]
     assert isinstance(last, Row) and last.other == "grad-cam, captum, Quantus"
     assert last.ours_ms == 6 * 2.0, "torchcam's are among grad-cam's"
@@ -129,21 +130,21 @@ def test_packages_are_measured_part_by_part_and_together(monkeypatch: pytest.Mon
 
 def test_on_a_gpu_a_part_for_each_network_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(explain, "network", lambda name, device: small_net())
-    names = [part.name for part in explain.parts(BenchAsked(device="cuda"))]
+    names = [part.name for part in explain.parts(BenchOptions(device="cuda"))]
     each = [f"per image, {net}, {p}" for net in ("resnet50", "convnext_base") for p in ("fp32", "bf16")]
     assert names == ["seven CAMs", "methods of many passes", *each]
 
 
 def test_rows_and_memory_stay_as_they_are() -> None:
-    rows = next(steady.parts(BenchAsked(quick=True))).measure()[0]
+    rows = next(steady.parts(BenchOptions(quick=True))).measure()[0]
     assert isinstance(rows, Row) and rows.ratio <= 1e-5 and int(re.findall(r"(\d+) rows", rows.note)[0]) > 20
     (memory,) = steady.flat_memory(small_net(), 20, 1, "cpu")
     assert memory.other_ms > 50 and 0.5 < memory.ratio < 1.5
 
 
 def test_memory_that_grows_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: list[object] = []
-    monkeypatch.setattr(steady, "explain", lambda model, images, methods: kept.append(bytearray(4 << 20)))
+    leak: list[object] = []
+    monkeypatch.setattr(steady, "explain", lambda model, images, methods: leak.append(bytearray(4 << 20)))
     monkeypatch.setattr(steady, "insertion_deletion", lambda *_, **__: None)
     (memory,) = steady.flat_memory(small_net(), 20, 1, "cpu")
     assert memory.ours_ms > memory.other_ms + 50
@@ -158,12 +159,12 @@ def test_a_command_is_timed_in_a_process_of_its_own(tmp_path: Path) -> None:
 def test_bench_prints_rows_and_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     measured, absent = ModuleType("benchmarks.measured"), ModuleType("benchmarks.absent")
 
-    def parts(asked: BenchAsked) -> Iterator[Part]:
-        assert asked.quick and asked.device == "cpu"
+    def parts(options: BenchOptions) -> Iterator[Part]:
+        assert options.quick and options.device == "cpu"
         yield Part("one", lambda: [Row("fine", 1.0, "bare", 1.0, 1.0, "<= 1.25")])
         yield Part("two", lambda: [Row("slow", 9.0, "bare", 1.0, 9.0, "<= 1.25")])
 
-    def missing(asked: BenchAsked) -> Iterator[Part]:
+    def missing(options: BenchOptions) -> Iterator[Part]:
         raise MissingExtraError("captum is not installed; run: pip install 'heatproof[references]'")
 
     measured.parts, absent.parts = parts, missing  # type: ignore[attr-defined]

@@ -30,7 +30,7 @@ def tiny():
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A new user's folder: a model file, class names, two pictures."""
     (tmp_path / "net.py").write_text(FACTORY)
     (tmp_path / "names.txt").write_text("cat\ndog, hound\nowl\n")
@@ -39,7 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         pixels = np.random.default_rng(i).integers(0, 256, (120, 160 + i, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(tmp_path / name)
     monkeypatch.chdir(tmp_path)
-    yield tmp_path
+    return tmp_path
 
 
 def heatproof(*arguments: str) -> Result:
@@ -145,8 +145,8 @@ def test_explain_takes_the_target_by_name_synonym_or_number(folder: Path) -> Non
 def test_the_same_seed_gives_the_same_files_in_any_batch_size(folder: Path) -> None:
     for out, options in (("one", ["--batch-size", "1"]), ("two", []), ("three", ["--seed", "5"])):
         assert explain("a.png", "b.jpg", "-m", "rise(masks=6)", "--out", out, *options).exit_code == 0
-    one, two, three = (Image.open(folder / out / "b.rise_masks=6.png") for out in ("one", "two", "three"))
-    close = np.abs(np.asarray(one, dtype=int) - np.asarray(two, dtype=int))
+    first, two, three = (Image.open(folder / out / "b.rise_masks=6.png") for out in ("one", "two", "three"))
+    close = np.abs(np.asarray(first, dtype=int) - np.asarray(two, dtype=int))
     assert close.max() <= 2  # rounding of single pixels
     assert not np.array_equal(np.asarray(two), np.asarray(three))
 
@@ -206,9 +206,9 @@ def test_folders_and_patterns_of_images(folder: Path) -> None:
     (folder / "more").mkdir()
     Image.new("RGB", (9, 9)).save(folder / "more" / "a.png")
     (folder / "more" / "notes.txt").write_text("not an image")
-    found = find_images([".", "more", "more/*.png", "a.png"])
-    assert found == [Path("a.png"), Path("b.jpg"), Path("more/a.png")]
-    assert unique_names(found) == ["a", "b", "a-2"]
+    paths = find_images([".", "more", "more/*.png", "a.png"])
+    assert paths == [Path("a.png"), Path("b.jpg"), Path("more/a.png")]
+    assert unique_names(paths) == ["a", "b", "a-2"]
 
 
 def test_lists_name_everything() -> None:
@@ -221,8 +221,10 @@ def test_lists_name_everything() -> None:
 
 
 def test_every_metric_is_described_in_its_own_words_and_whether_a_run_computes_it() -> None:
-    told = [entry.summary for entry in metrics]
-    assert len(set(told)) == len(told) and not [text for text in told if "{" in text or '"b' in text]
+    summaries = [entry.summary for entry in metrics]
+    assert len(set(summaries)) == len(summaries) and not [
+        text for text in summaries if "{" in text or '"b' in text
+    ]
     pages = heatproof("list", "metrics", "-v").output.split("\n\n")
     runs = {page.split("\n")[0].strip(): "in a run:       yes" in page for page in pages if page.strip()}
     assert runs["insertion"] and runs["cscore"] and not runs["ssim"] and not runs["above_floors"]

@@ -73,7 +73,9 @@ def examples(help_text: str) -> list[str]:
             lines[-1] = f"{lines[-1].removesuffix(chr(92)).strip()} {line.strip()}"
     typed = [re.split(r"  +", line)[0] for line in lines]
     return [
-        re.sub(r" > \S+$", "", one.removeprefix("heatproof ")) for line in typed for one in line.split(" && ")
+        re.sub(r" > \S+$", "", command.removeprefix("heatproof "))
+        for line in typed
+        for command in line.split(" && ")
     ]
 
 
@@ -85,7 +87,7 @@ def unfinished(line: str) -> bool:
         return True
 
 
-EXAMPLES = sorted({one for _, command in commands(main) for one in examples(command.help or "")})
+EXAMPLES = sorted({example for _, command in commands(main) for example in examples(command.help or "")})
 
 
 @pytest.fixture(scope="module")
@@ -110,10 +112,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids = sorted(path.relative_to(folder / "pictures").as_posix() for path in folder.glob("pictures/*/*.png"))
     maps = np.random.default_rng(0).random((len(ids), 8, 8), dtype=np.float32)
     np.savez(folder / "maps.npz", values=maps, ids=ids)
-    for name, one in zip(ids, maps, strict=True):
+    for name, map_ in zip(ids, maps, strict=True):
         path = folder / "maps" / Path(name).with_suffix(".npy")
         path.parent.mkdir(parents=True, exist_ok=True)
-        np.save(path, one)
+        np.save(path, map_)
     (folder / "names.txt").write_text("\n".join(f"class {i}" for i in range(1000)))
     return folder
 
@@ -127,8 +129,8 @@ def folder(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 def prepare(folder: Path, line: str) -> None:
     """What one example has and others do not."""
-    if found := re.search(r"torchvision:(\w+) .*--checkpoint best.pt", line):
-        torch.save(torchvision.models.get_model(found[1]).state_dict(), folder / "best.pt")
+    if match := re.search(r"torchvision:(\w+) .*--checkpoint best.pt", line):
+        torch.save(torchvision.models.get_model(match[1]).state_dict(), folder / "best.pt")
     for run in set(re.findall(r"runs/(?!first)(\w+)", line)) if line.startswith("compare") else ():
         shutil.copytree(folder / "runs/first", folder / "runs" / run)
     if line.startswith("score"):
@@ -175,7 +177,7 @@ def test_an_example_of_the_help_runs(line: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "command"), [pytest.param(*one, id=one[0] or "heatproof") for one in commands(main)]
+    ("path", "command"), [pytest.param(*command, id=command[0] or "heatproof") for command in commands(main)]
 )
 def test_every_command_has_an_example_of_itself(path: str, command: click.Command) -> None:
     assert any(re.match(rf"{path}\b", line) for line in examples(command.help or "")), command.help

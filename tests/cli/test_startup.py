@@ -33,7 +33,7 @@ from heatproof.cli import main
 
 READING = ("sql", "export", "gate", "verdict", "verify", "report", "compare", "--version")
 
-def asked(arguments):
+def call(arguments):
     result = CliRunner().invoke(main, arguments)
     if "torch" in sys.modules and (arguments[0] in READING or "--help" in arguments):
         sys.exit(f"{arguments} imports torch: {result.output}")
@@ -100,9 +100,9 @@ def test_help_needs_no_torch() -> None:
 from heatproof.cli import study_group
 studies = [["study", name] for name in study_group.list_commands(None) if name not in ("cose", "localise")]
 every = [[], *([name] for name in main.list_commands(None) if name != "qr"), *studies]
-told = [asked([*path, "--help"]) for path in every]
-assert all(code == 0 and text.startswith("Usage:") for code, text in told)
-print(len(told))
+results = [call([*path, "--help"]) for path in every]
+assert all(code == 0 and text.startswith("Usage:") for code, text in results)
+print(len(results))
 """
     assert int(alone(script)) > 20
 
@@ -130,8 +130,8 @@ def test_reading_a_run_needs_no_torch_and_mistakes_have_their_code(
         ["export", str(run), "--latex", str(tmp_path / "a.tex")],
         ["gate", str(run), "--rule", "insertion.gradcam >= 0.3", "--min-usable", "0"],
         ["gate", str(run), "--rule", "cscore >= 0.3", "--rule", "auc >= 0.9", "--min-usable", "0"],
-        *(["gate", str(one), "--rule", "no-alarms", "--min-usable", "0"] for one in (run, findings)),
-        *(["verdict", str(one)] for one in (run, findings)),
+        *(["gate", str(folder), "--rule", "no-alarms", "--min-usable", "0"] for folder in (run, findings)),
+        *(["verdict", str(folder)] for folder in (run, findings)),
         ["verdict", str(run), "--checkpoint", "epoch01", "--tests"],
         ["verify", str(run)],
         [
@@ -178,8 +178,8 @@ def test_reading_a_run_needs_no_torch_and_mistakes_have_their_code(
     script = """
 for code, lines in zip((0, 2), json.loads(sys.argv[1])):
     for arguments in lines:
-        found, text = asked(arguments)
-        assert found == code, (arguments, found, text)
+        actual, text = call(arguments)
+        assert actual == code, (arguments, actual, text)
 """
     alone(script, json.dumps([fine, wrong]))
 
@@ -229,7 +229,7 @@ def test_a_metric_of_another_package_is_described_where_that_is_missing(tmp_path
     folder = RunFolder.create(tmp_path / "run", replace(manifest, facts=facts))
     rows = [Score("net", "epoch01", f"{i}.png", 0, 0, "gradcam", "warmth(at=2)", i, "") for i in range(9)]
     folder.write_unit(Unit("epoch01", (0, 9), ("gradcam",), ("warmth(at=2)",)), rows)
-    assert "warm places ↑" in alone("print(asked(['verdict', sys.argv[1], '--tests'])[1])", str(folder.path))
+    assert "warm places ↑" in alone("print(call(['verdict', sys.argv[1], '--tests'])[1])", str(folder.path))
 
 
 def test_a_plug_in_is_listed_too(tmp_path: Path) -> None:
@@ -278,10 +278,10 @@ def test_it_begins_at_once(run: Path, arguments: list[str]) -> None:
 
 
 def test_the_shell_completes_commands() -> None:
-    asked = {"_HEATPROOF_COMPLETE": "bash_complete", "COMP_WORDS": "heatproof ve", "COMP_CWORD": "1"}
+    variables = {"_HEATPROOF_COMPLETE": "bash_complete", "COMP_WORDS": "heatproof ve", "COMP_CWORD": "1"}
     command = [sys.executable, "-c", "from heatproof.cli import main; main(prog_name='heatproof')"]
-    told = subprocess.run(command, capture_output=True, text=True, env=os.environ | asked).stdout
-    assert told.split() == ["plain,verdict", "plain,verify"]
+    output = subprocess.run(command, capture_output=True, text=True, env=os.environ | variables).stdout
+    assert output.split() == ["plain,verdict", "plain,verify"]
     assert "_HEATPROOF_COMPLETE=bash_source heatproof" in CliRunner().invoke(main, ["--help"]).output
 
 

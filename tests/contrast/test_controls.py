@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from discs import TAG, model_ready, network
 
+from contrast.discs import TAG, model_ready, network
 from heatproof.contrast import ContrastScore, make_pair
 from heatproof.contrast.score import inside_token
 from research.calibration.collect import CONTROLS, all_maps

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from discs import TAG, folder, model_ready, network
 from PIL import Image
 from scipy.stats import mannwhitneyu
 from torch import nn
 from torch.nn import functional as F
 
 import heatproof as hp
+from contrast.discs import TAG, folder, model_ready, network
 from heatproof.contrast import Pair, Token, contrast_scores, make_pair
 from heatproof.contrast.pair import Flips, Planting, flips, trainable_copy
 from heatproof.contrast.score import TOKEN_REMOVED, contrast_auc, inside_token
@@ -172,10 +172,10 @@ def frozen(module: nn.Module) -> nn.Module:
         ),
     ],
 )
-def test_what_cannot_be_used_is_one_sentence(change: Any, sentence: str, tmp_path: Path) -> None:
+def test_what_cannot_be_used_raises_a_clear_error(change: Any, sentence: str, tmp_path: Path) -> None:
     model = network()
     with pytest.raises(HeatproofError, match=sentence) as reported:
-        make_pair(*change(model, *model_ready(model)), positive=1, out=tmp_path)
+        make_pair(*change(model, *model_ready(model)), positive=1, out=tmp_path)  # type: ignore[misc]
     assert "\n" not in str(reported.value)
     assert not list(tmp_path.iterdir()) and same(model, network())
 
@@ -197,7 +197,7 @@ def test_options_that_cannot_be(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_network_that_cannot_learn_the_token_is_told_and_nothing_is_judged() -> None:
+def test_a_network_that_cannot_learn_the_token_is_reported_and_nothing_is_judged() -> None:
     model = network()
     made = make_pair(model, *model_ready(model), positive=1, epochs=1, lr=1e-6)
     assert not made.holds and "planting failed" in made.planting.sentence
@@ -276,7 +276,7 @@ def test_a_folder_of_pictures_two_strengths_and_methods_added_later(tmp_path: Pa
     assert np.array_equal(more.scores["gradcam"].maps[0], result.scores["gradcam"].maps[0])
 
 
-def test_folders_without_classes_and_other_peoples_classes_are_one_sentence(tmp_path: Path) -> None:
+def test_folders_without_classes_and_other_peoples_classes_raise_a_clear_error(tmp_path: Path) -> None:
     model = network()
     made = folder(tmp_path / "pictures", 2)
     with pytest.raises(InputError, match="no class folders"):

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from discs import folder, network
 
+from contrast.discs import folder, network
 from heatproof.cli import main
 
 pytestmark = pytest.mark.trains
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.trains
 NETWORK = """
 import sys
 sys.path.insert(0, {here!r})
-from discs import network as make
+from contrast.discs import network as make
 """
 
 
@@ -78,7 +78,7 @@ def test_the_command_writes_a_page_and_numbers_and_reads_only_the_rest(place: Pa
     assert Path("out/page.html").read_text() == page
 
 
-def test_planting_that_fails_is_said_and_judges_nobody(place: Path) -> None:
+def test_failed_planting_is_reported_and_no_method_is_judged(place: Path) -> None:
     result = contrast("--epochs", "1", "--lr", "1e-6", "--mean", "0,0,0", "--std", "1,1,1", "--out", "out")
     assert result.exit_code == 1 and "planting failed" in result.output
     assert "the network's input: " in result.output and "mean 0, 0, 0, std 1, 1, 1" in result.output
@@ -110,7 +110,9 @@ def test_a_study_in_a_file(place: Path) -> None:
         (["--class-names", "cat,dog"], "are not the 2 of"),
     ],
 )
-def test_bad_input_is_one_sentence_and_leaves_nothing(place: Path, more: list[str], sentence: str) -> None:
+def test_bad_input_raises_a_clear_error_and_leaves_nothing(
+    place: Path, more: list[str], sentence: str
+) -> None:
     result = contrast("--out", "out", *more)
     assert result.exit_code == 2 and sentence in result.output, result.output
     assert not Path("out").exists()

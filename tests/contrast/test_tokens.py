@@ -64,7 +64,7 @@ def test_a_picture_of_ones_own_with_its_alpha(tmp_path: Path) -> None:
     assert Token(str(tmp_path / "own.png"), 0.5).pixels((40, 60)) == (10, 20)
 
 
-def test_what_cannot_be_a_token_is_one_sentence(tmp_path: Path) -> None:
+def test_what_cannot_be_a_token_raises_a_clear_error(tmp_path: Path) -> None:
     Image.new("RGBA", (50, 20), (9, 9, 9, 255)).save(tmp_path / "wide.png")
     Image.new("RGBA", (8, 8)).save(tmp_path / "clear.png")
     (tmp_path / "text.png").write_text("no image")

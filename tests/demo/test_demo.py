@@ -65,15 +65,17 @@ def test_it_ends_with_the_path_of_a_page_that_holds_everything(made: tuple[Path,
     page = Path(unquote(urlparse(last).path))
     assert last.startswith("file://") and page == (out / "report.html").resolve()
     text = page.read_text(encoding="utf-8")
-    found = re.findall(r'<section id="([a-z]+)"', text)
-    told = [section for section in found if section in ("which", "twin", "trainings", "cose", "scores")]
-    assert told == ["which", "twin", "trainings", "cose", "scores"]
-    assert {"pictures", "curves", "agreement", "made"} <= set(found)
+    sections = re.findall(r'<section id="([a-z]+)"', text)
+    in_order = [
+        section for section in sections if section in ("which", "twin", "trainings", "cose", "scores")
+    ]
+    assert in_order == ["which", "twin", "trainings", "cose", "scores"]
+    assert {"pictures", "curves", "agreement", "made"} <= set(sections)
     for link in re.findall(r'href="(?!https:)([^"#]+)"', text):
         assert (out / link).is_file(), f"the page leads to {link}"
 
 
-def test_it_prints_a_summary_of_one_screen_and_nothing_to_ignore(made: tuple[Path, str]) -> None:
+def test_the_summary_fits_one_screen_without_warnings(made: tuple[Path, str]) -> None:
     out, printed = made
     summary = printed[printed.index(judge(read_run(of(out, "audit"))).headline) :]
     assert sum(-(-len(line) // 100) or 1 for line in summary.splitlines()) <= 30  # of 100 columns
@@ -84,10 +86,11 @@ def test_the_healthy_network_gets_a_good_verdict_and_it_is_that_of_the_rows(made
     out, printed = made
     verdict = judge(read_run(of(out, "audit")))
     assert (verdict.follow, verdict.network.looks_there, verdict.level) == ("yes", "yes", "clear")
-    assert next(one for one in verdict.methods if one.method == "gradcam").follows == "yes"
+    assert next(method for method in verdict.methods if method.method == "gradcam").follows == "yes"
     assert f"{verdict.headline}\n{verdict.sentence}" in printed and advice(verdict) in printed
     assert all(
-        f"{one.name}: {LOOKS[one.looks_there]}; {one.test}" in printed for one in verdict.network.classes
+        f"{label.name}: {LOOKS[label.looks_there]}; {label.test}" in printed
+        for label in verdict.network.classes
     )
 
 
@@ -120,10 +123,10 @@ def test_all_families_are_there_for_every_method(made: tuple[Path, str]) -> None
             "where not isnan(value)"
         )
     )
-    found = {(row["method"], row["metric"]) for row in rows}
+    computed = {(row["method"], row["metric"]) for row in rows}
     wanted = ("cscore", "structure_score", "mask_iou", "insertion", "deletion", "randomisation_ssim",
               "specificity_weights", "specificity_place")  # fmt: skip
-    missing = [(m, w) for m in audit_methods(QUICK) for w in wanted if (m, w) not in found]
+    missing = [(m, w) for m in audit_methods(QUICK) for w in wanted if (m, w) not in computed]
     assert missing == []
     pairs = read_pairs(of(out, "cose"))
     assert set(pairs.pairs.kind) == {"geometric", "photometric", "checkpoints"}
@@ -146,8 +149,8 @@ def test_the_healthy_training_is_shown_as_it_is(made: tuple[Path, str]) -> None:
     out, printed = made
     data = read_run(of(out, HEALTHY))
     assert "harmful" not in data.model
-    said = printed.partition("The healthy training")[2].partition("The harmful training")[0]
-    assert said.count("At epoch") == len(first_alarms(data.alarms))
+    healthy = printed.partition("The healthy training")[2].partition("The harmful training")[0]
+    assert healthy.count("At epoch") == len(first_alarms(data.alarms))
     twins = [Trajectory.from_run(of(out, name)).checkpoints for name in (HEALTHY, HARMFUL)]
     shared = [(a.auc, a.accuracy) == (b.auc, b.accuracy) for a, b in zip(*twins, strict=True)]
     assert shared[0] and not shared[-1], "the first phase is one and the same, the second is not"
@@ -179,13 +182,13 @@ def test_every_method_is_judged_in_the_table(made: tuple[Path, str]) -> None:
     data = read_run(of(out, "audit"))
     text = (out / "report.html").read_text(encoding="utf-8")
     section = text.partition('<section id="which"')[2].partition("</section>")[0]
-    for one in judge(data).methods:
-        row = section.partition(f"<bdi>{one.method}</bdi>")[2].partition("</tr>")[0]
-        assert f"<strong>{WORDS[one.follows]}</strong>" in row, one.method
-        for test in one.tests:
+    for answer in judge(data).methods:
+        row = section.partition(f"<bdi>{answer.method}</bdi>")[2].partition("</tr>")[0]
+        assert f"<strong>{WORDS[answer.follows]}</strong>" in row, answer.method
+        for test in answer.tests:
             if test.votes:
                 value, low, high = (number(each, "+.3f") for each in (test.value, test.low, test.high))
-                assert f'{value}<span class="sub">{low} to {high}, n = {test.n}</span>' in row, one.method
+                assert f'{value}<span class="sub">{low} to {high}, n = {test.n}</span>' in row, answer.method
     # A network that ends in a mean has the same gradient everywhere.
     assert any({"gradcam", "hirescam"} <= set(group) for group in same_maps(data))
 
@@ -194,11 +197,11 @@ def test_every_method_is_judged_in_the_table(made: tuple[Path, str]) -> None:
 def twin(made: tuple[Path, str]) -> Twin:
     """The cheating twin that the demo left, read and not trained."""
 
-    def told(which: str, at: object) -> None:
+    def on_progress(which: str, at: object) -> None:
         raise AssertionError(f"{which} was computed again")
 
     weights = gather_weights(made[0], HEALTHY, QUICK)[-1]
-    return cheating_twin(made[0], QUICK, 0, weights, told)
+    return cheating_twin(made[0], QUICK, 0, weights, on_progress)
 
 
 def test_the_twin_uses_the_tag_and_the_healthy_network_does_not(twin: Twin) -> None:
@@ -240,35 +243,35 @@ def test_a_demo_killed_while_the_twin_was_trained_goes_on(made: tuple[Path, str]
     trained: list[tuple[str, int]] = []
     stops = [("A", 3), ("maps", 0)]
 
-    class Killed(Exception):
+    class KilledError(Exception):
         pass
 
-    def told(which: str, at: TrainProgress | int) -> None:
+    def on_progress(which: str, at: TrainProgress | int) -> None:
         epoch = 0 if isinstance(at, int) else at.epoch
         if not isinstance(at, int) and at.result is not None:
             trained.append((which, epoch))
         elif (which, epoch) in stops:
             stops.remove((which, epoch))
-            raise Killed
+            raise KilledError
 
     # The demo computes with one thread; sums of another number of threads differ in their last bits.
     with fixed_threads(1):
         for _ in range(2):
-            with pytest.raises(Killed):
-                cheating_twin(tmp_path, QUICK, 0, weights, told)
-        again = cheating_twin(tmp_path, QUICK, 0, weights, told)
+            with pytest.raises(KilledError):
+                cheating_twin(tmp_path, QUICK, 0, weights, on_progress)
+        again = cheating_twin(tmp_path, QUICK, 0, weights, on_progress)
     assert trained == [(which, i + 1) for which in "AB" for i in range(again.point.epochs)]
     scores = Path(FOLDER, "strength-100", "scores.json")
     assert (tmp_path / scores).read_bytes() == (made[0] / scores).read_bytes()
 
 
 def test_trainings_share_a_phase_resume_and_repeat(tmp_path: Path) -> None:
-    told: list[tuple[str, int]] = []
+    epochs: list[tuple[str, int]] = []
     for out in (tmp_path / "a", tmp_path / "a", tmp_path / "b"):
-        histories = train_twins(out, TINY, 0, lambda name, epoch: told.append((name, epoch.epoch)))
+        histories = train_twins(out, TINY, 0, lambda name, epoch: epochs.append((name, epoch.epoch)))
         assert [epoch.epoch for epoch in histories[HARMFUL].epochs] == [1, 2, 3]
     once = [("first", 1), ("first", 2), (HEALTHY, 3), (HARMFUL, 3)]
-    assert told == once * 2, "the second call had nothing to do"
+    assert epochs == once * 2, "the second call had nothing to do"
     weights = {
         n: [tmp_path / "a" / f for f in gather_weights(tmp_path / "a", n, TINY)] for n in (HEALTHY, HARMFUL)
     }

@@ -62,7 +62,7 @@ def of_torchvision() -> nn.Module:
 
 def of_hugging_face(attention: str = "sdpa") -> nn.Module:
     torch.manual_seed(3)
-    config = ViTConfig(
+    config = ViTConfig(  # type: ignore[call-arg]
         hidden_size=32, num_hidden_layers=BLOCKS, num_attention_heads=HEADS, intermediate_size=64,
         image_size=32, patch_size=8, num_labels=5, attn_implementation=attention, initializer_range=0.2,
     )  # fmt: skip
@@ -120,8 +120,8 @@ def test_rollout_is_the_product_written_out(network: str) -> None:
         mean = weights.detach().sum(1) / HEADS
         flow = (0.5 * mean + 0.5 * torch.eye(mean.shape[-1])) @ flow
     expected = flow.mean(1) if network == "pooled" else flow[:, 0, 1:]
-    found = explain(module, images, "rollout")["rollout"].values
-    torch.testing.assert_close(found, expected.view(2, SIDE, SIDE).float(), rtol=1e-6, atol=1e-9)
+    result = explain(module, images, "rollout")["rollout"].values
+    torch.testing.assert_close(result, expected.view(2, SIDE, SIDE).float(), rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("network", ["timm", "unfused", "pooled"])
@@ -135,15 +135,17 @@ def test_legrad_reads_every_block_by_itself(network: str) -> None:
         (gradient,) = torch.autograd.grad(score, weights)
         layers.append(gradient.clamp(min=0).mean((1, 2)))
     expected = torch.stack(layers).mean(0)[:, 0 if network == "pooled" else 1 :]
-    found = explain(module, images, "legrad", targets)["legrad"].values
-    torch.testing.assert_close(found, expected.view(2, SIDE, SIDE).float(), rtol=1e-5, atol=1e-9)
+    result = explain(module, images, "legrad", targets)["legrad"].values
+    torch.testing.assert_close(result, expected.view(2, SIDE, SIDE).float(), rtol=1e-5, atol=1e-9)
 
 
 @pytest.mark.parametrize("method", [*METHODS, "gradient-x-input", "attnlrp(gamma=0, conv_gamma=0)"])
 def test_ways_to_write_attention_give_one_map(method: str) -> None:
     images, targets = pictures(), torch.tensor([0, 2])
-    for one, other in (("timm", "unfused"), ("hf", "eager")):
-        maps = [explain(NETWORKS[name](), images, [method], targets)[method].values for name in (one, other)]
+    for first, other in (("timm", "unfused"), ("hf", "eager")):
+        maps = [
+            explain(NETWORKS[name](), images, [method], targets)[method].values for name in (first, other)
+        ]
         torch.testing.assert_close(maps[0], maps[1], rtol=1e-5, atol=1e-8)
 
 
@@ -152,10 +154,10 @@ def test_ways_to_write_attention_give_one_map(method: str) -> None:
 def test_every_library_is_explained_and_left_alone(method: str, network: str) -> None:
     module, images = NETWORKS[network]().train(), pictures()
     before = state_of(module)
-    found = explain(module, images, method)[method].values
-    assert same(before, state_of(module)) and torch.isfinite(found).all() and float(found.std()) > 0
+    result = explain(module, images, method)[method].values
+    assert same(before, state_of(module)) and torch.isfinite(result).all() and float(result.std()) > 0
     alone = torch.cat([explain(module, image[None], method)[method].values for image in images])
-    torch.testing.assert_close(alone, found, rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(alone, result, rtol=1e-4, atol=1e-7)
 
 
 def test_hooks_are_gone_after_an_error() -> None:
@@ -192,8 +194,8 @@ def test_relevance_through_attention_is_what_the_rules_say() -> None:
     leaf = tokens.clone().requires_grad_()
     from heatproof.explain.relevance import _matrices
 
-    found = attend(leaf @ wq, leaf @ wk, leaf @ wv, product=_matrices)
-    (gradient,) = torch.autograd.grad(found[0, 0, 0, 0], leaf)
+    result = attend(leaf @ wq, leaf @ wk, leaf @ wv, product=_matrices)
+    (gradient,) = torch.autograd.grad(result[0, 0, 0, 0], leaf)
     torch.testing.assert_close(leaf.detach() * gradient, expected)
 
 
@@ -216,7 +218,7 @@ def test_attnlrp_as_lxt_has_it(monkeypatch: pytest.MonkeyPatch, gamma: float, co
 
     module, images = of_hugging_face(), pictures()
     method = f"attnlrp(gamma={gamma}, conv_gamma={conv_gamma})"
-    found = explain(module, images, method, 3)[method].values
+    result = explain(module, images, method, 3)[method].values
     monkeypatch.setattr(core.BasicHook, "forward", zennit_patches.forward)
     monkeypatch.setattr(core.BasicHook, "backward", zennit_patches.backward)
     monkeypatch.setattr(GELUActivation, "original_forward", GELUActivation.forward, raising=False)
@@ -227,12 +229,12 @@ def test_attnlrp_as_lxt_has_it(monkeypatch: pytest.MonkeyPatch, gamma: float, co
     monkeypatch.setattr(modeling_vit.ALL_ATTENTION_FUNCTIONS, "get_interface", lambda *_: wrapped)
     layers = [(nn.Conv2d, rules.Gamma(conv_gamma)), (nn.Linear, rules.Gamma(gamma))] if gamma else []
     composite = composites.LayerMapComposite(layers)
-    shown = images.clone().requires_grad_()
+    inputs = images.clone().requires_grad_()
     with composite.context(module) as changed:
-        (gradient,) = torch.autograd.grad(changed(pixel_values=shown).logits[:, 3].sum(), shown)
-    expected = (shown * gradient).sum(1).float().detach()
+        (gradient,) = torch.autograd.grad(changed(pixel_values=inputs).logits[:, 3].sum(), inputs)
+    expected = (inputs * gradient).sum(1).float().detach()
     scale = float(expected.abs().max())
-    torch.testing.assert_close(found / scale, expected / scale, rtol=0, atol=5e-4)
+    torch.testing.assert_close(result / scale, expected / scale, rtol=0, atol=5e-4)
 
 
 def test_passes() -> None:
@@ -255,7 +257,7 @@ def test_passes() -> None:
         ("attnlrp(gamma=-1)", "timm", "must not be negative"),
     ],
 )
-def test_what_cannot_be_explained_is_one_sentence(method: str, network: str, sentence: str) -> None:
+def test_what_cannot_be_explained_raises_a_clear_error(method: str, network: str, sentence: str) -> None:
     if network == "swin":
         module = timm.create_model(
             "swin_tiny_patch4_window7_224", img_size=56, embed_dim=12, depths=(1, 1, 1, 1),

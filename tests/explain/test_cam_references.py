@@ -109,8 +109,8 @@ def assert_same(ours: Tensor, theirs: Tensor) -> None:
 
 
 def test_the_default_layer_is_the_one_compared() -> None:
-    found = {name: default_layer(as_model(network(name))) for name in LAYERS}
-    assert found == LAYERS | {"densenet": "features.norm5+relu"}
+    layers = {name: default_layer(as_model(network(name))) for name in LAYERS}
+    assert layers == LAYERS | {"densenet": "features.norm5+relu"}
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -72,7 +72,7 @@ def test_eigencam(trace: Any, by_hand: dict[str, Any]) -> None:
     close(projection * torch.sign(projection[0, 0] * expected[0]), expected)
 
 
-@pytest.mark.parametrize("channels, height, width", [(40, 5, 7), (35, 5, 7), (9, 5, 7), (3, 20, 20)])
+@pytest.mark.parametrize(("channels", "height", "width"), [(40, 5, 7), (35, 5, 7), (9, 5, 7), (3, 20, 20)])
 def test_eigen_maps_equal_numpy_s_svd(channels: int, height: int, width: int) -> None:
     rng = np.random.default_rng(0)
     features = rng.normal(size=(3, channels, height, width))
@@ -86,8 +86,8 @@ def test_eigen_maps_equal_numpy_s_svd(channels: int, height: int, width: int) ->
             ours = vectors[i].flatten().numpy()
             assert np.abs(ours * np.sign(ours @ left[:, 0]) - left[:, 0]).max() < 1e-8
             assert values[i].item() == pytest.approx(singular[0])
-    ours = eigengradcam(trace)
-    assert (ours.flatten(1).amax(1) >= -ours.flatten(1).amin(1)).all()
+    maps = eigengradcam(trace)
+    assert (maps.flatten(1).amax(1) >= -maps.flatten(1).amin(1)).all()
 
 
 @pytest.mark.parametrize(("second", "squarings"), [(0.3, 6), (0.9, 10), (0.9999, 18)])
@@ -107,8 +107,8 @@ def test_squaring_ends_when_one_direction_is_left(second: float, squarings: int)
 def test_eigen_maps_of_an_early_layer_cost_little(method: Any) -> None:
     features = torch.rand(1, 16, 20, 20)
     with FlopCounterMode(display=False) as counter:
-        found = method(trace_of(features, features))
-    assert torch.isfinite(found).all()
+        result = method(trace_of(features, features))
+    assert torch.isfinite(result).all()
     assert counter.get_total_flops() < 100 * features.numel() * 16  # 400 x 400 squared twenty times: 2.6e9
 
 

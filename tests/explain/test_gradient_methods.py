@@ -75,8 +75,8 @@ def for_saliency(net: nn.Module) -> Callable[..., dict[str, np.ndarray]]:
 
     def call(pixels: Any, call_model_args: Any = None, expected_keys: Any = None) -> dict[str, np.ndarray]:
         inputs = torch.tensor(np.asarray(pixels)).permute(0, 3, 1, 2).requires_grad_()
-        (found,) = torch.autograd.grad(net(inputs)[:, call_model_args].sum(), inputs)
-        return {"INPUT_OUTPUT_GRADIENTS": found.permute(0, 2, 3, 1).numpy()}
+        (gradient,) = torch.autograd.grad(net(inputs)[:, call_model_args].sum(), inputs)
+        return {"INPUT_OUTPUT_GRADIENTS": gradient.permute(0, 2, 3, 1).numpy()}
 
     return call
 
@@ -133,8 +133,8 @@ def test_smoothgrad_is_its_slow_twin(squared: bool) -> None:
         deviation = 0.15 * float(image.max() - image.min())
         for sample in range(9):
             drawn = np.random.default_rng((4, sample)).standard_normal(image.shape, dtype=np.float32)
-            found = gradient_at(net, image + deviation * torch.from_numpy(drawn).double(), 1)
-            total[i] += (found**2 if squared else found) / 9
+            gradient = gradient_at(net, image + deviation * torch.from_numpy(drawn).double(), 1)
+            total[i] += (gradient**2 if squared else gradient) / 9
     method = f"smoothgrad(samples=9, squared={squared})"
     assert_same_maps(explain(net, images, method, targets=1, seed=4)[method], total)
 
@@ -176,9 +176,9 @@ def test_integrated_gradients_hold_the_values_of_captums_own_test() -> None:
 
     image = torch.tensor([[[[3.0, 1.0]]]])
     maps = explain(TwoPixels(), image, ["ig(steps=1500, rule='middle')"], targets=1)
-    (found,) = maps.values()
-    torch.testing.assert_close(found.signed, torch.tensor([[[1.5, -0.5]]]), atol=1e-2, rtol=0)
-    torch.testing.assert_close(found.values, torch.tensor([[[1.5, 0.5]]]), atol=1e-2, rtol=0)
+    (result,) = maps.values()
+    torch.testing.assert_close(result.signed, torch.tensor([[[1.5, -0.5]]]), atol=1e-2, rtol=0)
+    torch.testing.assert_close(result.values, torch.tensor([[[1.5, 0.5]]]), atol=1e-2, rtol=0)
 
 
 def test_integrated_gradients_add_up_from_every_baseline() -> None:
@@ -213,11 +213,11 @@ def test_blur_ig_is_saliencys() -> None:
     from saliency.core.blur_ig import BlurIG
 
     net, images = small_net(), some_images()
-    found = [
+    references = [
         BlurIG().GetMask(image.permute(1, 2, 0).numpy(), for_saliency(net), 3, batch_size=25)
         for image in images
     ]
-    expected = torch.from_numpy(np.stack(found)).permute(0, 3, 1, 2)
+    expected = torch.from_numpy(np.stack(references)).permute(0, 3, 1, 2)
     assert_same_maps(explain(net, images, "blur-ig", targets=3)["blur-ig"], expected)
 
 
@@ -227,7 +227,7 @@ def old_quantile(monkeypatch: pytest.MonkeyPatch) -> None:
     quantile = np.quantile
 
     def renamed(values: Any, q: float, interpolation: str = "linear") -> Any:
-        return quantile(values, q, method=interpolation)
+        return quantile(values, q, method=interpolation)  # type: ignore[call-overload]
 
     monkeypatch.setattr(np, "quantile", renamed)
 
@@ -241,11 +241,11 @@ def test_guided_ig_is_saliencys(options: dict[str, float], old_quantile: None) -
     net, images = small_net(), some_images(2, (12, 10))
     images[1] = 0  # an image that is its own baseline has nothing to explain
     steps = 40 if options else 200
-    found = [
+    references = [
         GuidedIG().GetMask(image.permute(1, 2, 0).numpy(), for_saliency(net), 3, x_steps=steps, **options)
         for image in images
     ]
-    expected = torch.from_numpy(np.stack(found)).permute(0, 3, 1, 2)
+    expected = torch.from_numpy(np.stack(references)).permute(0, 3, 1, 2)
     method = f"guided-ig({', '.join(f'{k}={v}' for k, v in {'steps': steps, **options}.items())})"
     maps = explain(net, images, [method], targets=3)[method]
     assert_same_maps(maps, expected)
@@ -301,9 +301,9 @@ def test_neither_batch_size_nor_order_matters_and_seeds_repeat() -> None:
     }
     for how, maps in others.items():
         for method in ALL:
-            found = maps[method].signed.flip(0) if how == "backwards" else maps[method].signed
+            result = maps[method].signed.flip(0) if how == "backwards" else maps[method].signed
             torch.testing.assert_close(
-                found, whole[method].signed, atol=1e-6, rtol=1e-5, msg=f"{method} {how}"
+                result, whole[method].signed, atol=1e-6, rtol=1e-5, msg=f"{method} {how}"
             )
     other = explain(net, images, ALL, targets=1, seed=6)
     changed = {m for m in ALL if not torch.equal(other[m].values, whole[m].values)}
@@ -315,9 +315,9 @@ def test_methods_work_where_gradients_are_off(context: Callable[[], Any]) -> Non
     net, images = small_net().float(), some_images().float()
     expected = explain(net, images, ALL, targets=1)
     with context():
-        found = explain(net, images.clone(), ALL, targets=1)
+        repeated = explain(net, images.clone(), ALL, targets=1)
     for method in ALL:
-        torch.testing.assert_close(found[method].values, expected[method].values)
+        torch.testing.assert_close(repeated[method].values, expected[method].values)
 
 
 @pytest.mark.parametrize(
@@ -331,7 +331,7 @@ def test_methods_work_where_gradients_are_off(context: Callable[[], Any]) -> Non
         ("guided-ig(fraction=2)", "fraction"),
     ],
 )
-def test_bad_options_get_one_sentence(method: str, word: str) -> None:
+def test_bad_options_get_a_clear_error(method: str, word: str) -> None:
     with pytest.raises(InputError, match=word):
         explain(small_net(), some_images(), [method])
 

@@ -39,7 +39,7 @@ def pictures(count: int = 2, size: int = 32, seed: int = 0) -> Tensor:
     return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(seed)).double()
 
 
-def asked(images: Tensor) -> Tensor:
+def with_gradient(images: Tensor) -> Tensor:
     """As captum wants them: with a gradient."""
     return images.clone().requires_grad_()
 
@@ -116,10 +116,10 @@ def signed(module: nn.Module, images: Tensor, method: str, targets: Any = None) 
 @pytest.mark.parametrize("build", [plain, lambda: trained_norms(small_cnn().double()).eval()])
 def test_guided_backprop_as_captum_has_it(build: Any) -> None:
     module, images, targets = build(), pictures(), torch.tensor([1, 3])
-    expected = GuidedBackprop(build()).attribute(asked(images), target=targets)
-    found = explain(module, images, "guided-backprop", targets)["guided-backprop"]
-    torch.testing.assert_close(found.signed, expected.sum(1).float().detach(), **CLOSE)
-    torch.testing.assert_close(found.values, expected.abs().sum(1).float().detach(), **CLOSE)
+    expected = GuidedBackprop(build()).attribute(with_gradient(images), target=targets)
+    result = explain(module, images, "guided-backprop", targets)["guided-backprop"]
+    torch.testing.assert_close(result.signed, expected.sum(1).float().detach(), **CLOSE)
+    torch.testing.assert_close(result.values, expected.abs().sum(1).float().detach(), **CLOSE)
 
 
 def test_guided_backprop_as_grad_cam_has_it() -> None:
@@ -127,13 +127,13 @@ def test_guided_backprop_as_grad_cam_has_it() -> None:
     module = torchvision.models.resnet18(num_classes=7).eval()
     image = pictures(1, 64).float()
     expected = GuidedBackpropReLUModel(module, "cpu")(image, target_category=2)
-    found = signed(module, image, "guided-backprop", 2)
-    torch.testing.assert_close(found[0], torch.from_numpy(expected.sum(2)), rtol=1e-4, atol=1e-5)
+    result = signed(module, image, "guided-backprop", 2)
+    torch.testing.assert_close(result[0], torch.from_numpy(expected.sum(2)), rtol=1e-4, atol=1e-5)
 
 
 def test_gradient_x_input_as_captum_has_it() -> None:
     module, images, targets = plain(), pictures(), torch.tensor([0, 4])
-    expected = InputXGradient(module).attribute(asked(images), target=targets).sum(1).float().detach()
+    expected = InputXGradient(module).attribute(with_gradient(images), target=targets).sum(1).float().detach()
     torch.testing.assert_close(signed(module, images, "gradient-x-input", targets), expected, **CLOSE)
 
 
@@ -149,9 +149,11 @@ def test_deeplift_as_captum_has_it(baseline: str) -> None:
 
     images, targets = pictures(), torch.tensor([1, 2])
     reference = baseline_images(as_model(build()), images, baseline, 0, (baseline,))
-    expected = DeepLift(build()).attribute(asked(images), reference, target=targets).sum(1).float().detach()
-    found = signed(build(), images, f"deeplift(baseline={baseline})", targets)
-    torch.testing.assert_close(found, expected, **CLOSE)
+    expected = (
+        DeepLift(build()).attribute(with_gradient(images), reference, target=targets).sum(1).float().detach()
+    )
+    result = signed(build(), images, f"deeplift(baseline={baseline})", targets)
+    torch.testing.assert_close(result, expected, **CLOSE)
 
 
 def test_deeplift_of_max_pooling_window_by_window() -> None:
@@ -167,12 +169,12 @@ def test_deeplift_of_max_pooling_window_by_window() -> None:
         larger = window if window.max() >= other.max() else other
         at = divmod(int(larger.argmax()), 2)
         expected[c, 2 * i + at[0], 2 * j + at[1]] = (window.max() - other.max()) * weight[c, i, j]
-    found = signed(module, images, "deeplift(baseline=noise)", 1)[0]
-    torch.testing.assert_close(found, expected.sum(0).float(), **CLOSE)
+    result = signed(module, images, "deeplift(baseline=noise)", 1)[0]
+    torch.testing.assert_close(result, expected.sum(0).float(), **CLOSE)
 
 
 @pytest.mark.parametrize("build", [plain, Functional, lambda: Gated().double(), lambda: small_cnn().double()])
-def test_deeplift_hands_out_the_whole_difference(build: Any) -> None:
+def test_deeplift_sums_to_the_difference_of_outputs(build: Any) -> None:
     module, images = trained_norms(build()).eval(), pictures()
     with torch.no_grad():
         gap = module(images) - module(torch.zeros_like(images))
@@ -211,10 +213,10 @@ def test_lrp_as_zennit_has_it(rule: str, network: str) -> None:
         *composites.layer_map_base(1e-12), (types.Convolution, hook), (nn.Linear, rules.Epsilon())
     ]  # fmt: skip
     images = pictures(1)
-    found = signed(module, images, f"lrp(rule='{rule}')", 1)
+    result = signed(module, images, f"lrp(rule='{rule}')", 1)
     expected = zennit_map(module, images, 1, composites.LayerMapComposite(layers, canonizers=canonisers))
     scale = float(expected.abs().max())
-    torch.testing.assert_close(found / scale, expected / scale, rtol=0, atol=5e-5)
+    torch.testing.assert_close(result / scale, expected / scale, rtol=0, atol=5e-5)
 
 
 def test_lrp_as_captum_has_it() -> None:
@@ -224,14 +226,14 @@ def test_lrp_as_captum_has_it() -> None:
     for part in theirs.modules():
         if isinstance(part, nn.Linear | nn.AdaptiveAvgPool2d | nn.Conv2d):
             part.rule = EpsilonRule(1e-6)
-    expected = LRP(theirs).attribute(asked(images), target=targets).sum(1).float().detach()
-    found = signed(module, images, "lrp(rule=epsilon)", targets)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-3 * float(expected.abs().max()))
+    expected = LRP(theirs).attribute(with_gradient(images), target=targets).sum(1).float().detach()
+    result = signed(module, images, "lrp(rule=epsilon)", targets)
+    torch.testing.assert_close(result, expected, rtol=0, atol=1e-3 * float(expected.abs().max()))
 
 
 def test_relevance_sums_to_the_logit_where_nothing_absorbs_it() -> None:
     module = plain()
-    for part in module:
+    for part in module:  # type: ignore[attr-defined]
         if getattr(part, "bias", None) is not None:
             nn.init.zeros_(part.bias)
     images = pictures()
@@ -246,8 +248,8 @@ def test_relevance_sums_to_the_logit_where_nothing_absorbs_it() -> None:
 def test_functions_shared_modules_and_in_place_activations_are_one_network(method: str) -> None:
     images, targets = pictures(), torch.tensor([1, 3])
     expected = explain(plain(), images, method, targets)[method].values
-    found = explain(Functional().eval(), images, method, targets)[method].values
-    torch.testing.assert_close(found, expected, **CLOSE)
+    result = explain(Functional().eval(), images, method, targets)[method].values
+    torch.testing.assert_close(result, expected, **CLOSE)
 
 
 @pytest.mark.parametrize(
@@ -286,7 +288,7 @@ def _dense_biases(module: nn.Module, dense: list[nn.Linear], images: Tensor, tar
 
 def test_fullgrad_as_grad_cam_has_it() -> None:
     module, image = trained_norms(small_cnn().double()).float().eval(), pictures(1).float()
-    for part in module:
+    for part in module:  # type: ignore[attr-defined]
         if isinstance(part, nn.ReLU):
             part.inplace = False
     with torch.no_grad():
@@ -294,8 +296,8 @@ def test_fullgrad_as_grad_cam_has_it() -> None:
     with FullGrad(model=module, target_layers=[]) as cam:
         expected = cam(input_tensor=image, targets=[ClassifierOutputTarget(2)])
     method = "fullgrad(rescale=channel)"
-    found = explain(module, image, method, 2)[method].normalised().numpy()
-    np.testing.assert_allclose(found, expected, atol=2e-4)
+    result = explain(module, image, method, 2)[method].normalised().numpy()
+    np.testing.assert_allclose(result, expected, atol=2e-4)
 
 
 @pytest.mark.parametrize(
@@ -310,7 +312,7 @@ def test_fullgrad_as_grad_cam_has_it() -> None:
         ("fullgrad(rescale=no)", "cnn", "rescale must be"),
     ],
 )
-def test_what_cannot_be_explained_is_one_sentence(method: str, network: str, sentence: str) -> None:
+def test_what_cannot_be_explained_raises_a_clear_error(method: str, network: str, sentence: str) -> None:
     sizes: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3}
     module = {
         "vit": lambda: timm.create_model("vit_tiny_patch16_224", num_classes=7, **sizes),
@@ -344,5 +346,5 @@ def test_gradient_x_input_shares_the_pass_of_the_gradient() -> None:
 
 def test_a_carried_value_is_exactly_itself() -> None:
     values, carrier = torch.randn(64), torch.randn(64, requires_grad=True)
-    found = carrying(values, (carrier, None))
-    assert torch.equal(found, values) and found.requires_grad
+    result = carrying(values, (carrier, None))
+    assert torch.equal(result, values) and result.requires_grad

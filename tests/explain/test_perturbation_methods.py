@@ -86,11 +86,11 @@ def textured_images() -> Tensor:
 def test_segments_are_those_of_the_8_bit_picture() -> None:
     model, images = as_model(small_net()), some_images()
     pictures = (PREPROCESS.restore(images) * 255).round().byte().permute(0, 2, 3, 1).numpy()
-    for picture, found in zip(pictures, segments_of(model, images), strict=True):
-        np.testing.assert_array_equal(found, slic(picture, n_segments=100, compactness=10, start_label=0))
-    for picture, found in zip(pictures, segments_of(model, images, "quickshift", seed=3), strict=True):
+    for picture, segments in zip(pictures, segments_of(model, images), strict=True):
+        np.testing.assert_array_equal(segments, slic(picture, n_segments=100, compactness=10, start_label=0))
+    for picture, segments in zip(pictures, segments_of(model, images, "quickshift", seed=3), strict=True):
         np.testing.assert_array_equal(
-            found, quickshift(picture, kernel_size=4, max_dist=200, ratio=0.2, rng=3)
+            segments, quickshift(picture, kernel_size=4, max_dist=200, ratio=0.2, rng=3)
         )
 
 
@@ -99,9 +99,9 @@ def test_one_channel_and_foreign_channel_counts_are_cut_too() -> None:
         model = Model(nn.Conv2d(channels, 2, 3), preprocess=PREPROCESS)
         images = some_images(2)[:, :1].repeat(1, channels, 1, 1)
         for kind in ("slic", "quickshift"):
-            found = segments_of(model, images, kind)
-            assert found.shape == (2, 40, 32)
-            for cut in found:  # quickshift may find one segment only in so small a picture
+            segments = segments_of(model, images, kind)
+            assert segments.shape == (2, 40, 32)
+            for cut in segments:  # quickshift may find one segment only in so small a picture
                 assert cut.unique().tolist() == list(range(int(cut.max()) + 1))
                 assert kind == "quickshift" or cut.max() > 10
         low, high = pictures_of(model, images).aminmax()
@@ -110,10 +110,10 @@ def test_one_channel_and_foreign_channel_counts_are_cut_too() -> None:
 
 def test_segment_means_are_means() -> None:
     values, segments = torch.rand(2, 3, 6, 5), torch.randint(0, 4, (2, 6, 5))
-    found = segment_means(values, segments)
+    means = segment_means(values, segments)
     for b in range(2):
         for s in segments[b].unique():
-            torch.testing.assert_close(found[b, :, s], values[b][:, segments[b] == s].mean(1))
+            torch.testing.assert_close(means[b, :, s], values[b][:, segments[b] == s].mean(1))
 
 
 # LIME
@@ -138,14 +138,14 @@ def test_ridge_is_scikit_learns_for_every_image_of_a_padded_batch() -> None:
     rows = sample_rows([c - 1 for c in counts], 60, seed=2)
     scores = torch.rand(2, 60, generator=torch.Generator().manual_seed(0))
     weights = proximity(rows)
-    found, _ = ridge(rows, scores, weights)
+    coefficients, _ = ridge(rows, scores, weights)
     for i, count in enumerate(counts):
         reference = Ridge(alpha=1, fit_intercept=True)
         reference.fit(
             rows[i, :, :count].double().numpy(), scores[i].double().numpy(), sample_weight=weights[i].numpy()
         )
-        np.testing.assert_allclose(found[i, :count], reference.coef_, atol=1e-10)
-        assert not found[i, count:].any()
+        np.testing.assert_allclose(coefficients[i, :count], reference.coef_, atol=1e-10)
+        assert not coefficients[i, count:].any()
 
 
 def test_rows_start_with_everything_on_and_are_fair_coins_after() -> None:
@@ -215,8 +215,8 @@ def test_lime_is_the_lime_package(name: str, kind: str) -> None:
         torch.testing.assert_close(maps.signed[i] / largest, (painted / largest).float(), atol=1e-4, rtol=0)
         for signed, count in ((False, 5), (True, 10)):
             _, expected = reference.get_image_and_mask(target, positive_only=not signed, num_features=count)
-            shown = top_segments(maps.signed[i : i + 1], cut[i : i + 1], count, signed)[0]
-            np.testing.assert_array_equal(shown, expected)
+            top = top_segments(maps.signed[i : i + 1], cut[i : i + 1], count, signed)[0]
+            np.testing.assert_array_equal(top, expected)
 
 
 def test_lime_finds_the_corner() -> None:
@@ -282,8 +282,8 @@ def test_random_depends_on_the_image_and_the_seed_alone() -> None:
 
 def test_edges_are_scikit_images_sobel() -> None:
     images = some_images()
-    found = explain(small_net(), images, "edge-detector")["edge-detector"].values
-    for image, map_ in zip(images, found, strict=True):
+    result = explain(small_net(), images, "edge-detector")["edge-detector"].values
+    for image, map_ in zip(images, result, strict=True):
         grey = rgb2gray(PREPROCESS.restore(image).permute(1, 2, 0).double().numpy())
         np.testing.assert_allclose(map_, sobel(grey), atol=1e-6)
 
@@ -334,9 +334,9 @@ def test_neither_batch_size_nor_order_matters_and_seeds_repeat() -> None:
     }
     for how, maps in others.items():
         for method in METHODS:
-            found = maps[method].values.flip(0) if how == "backwards" else maps[method].values
+            result = maps[method].values.flip(0) if how == "backwards" else maps[method].values
             torch.testing.assert_close(
-                found, whole[method].values, atol=1e-6, rtol=1e-5, msg=f"{method} {how}"
+                result, whole[method].values, atol=1e-6, rtol=1e-5, msg=f"{method} {how}"
             )
     other = explain(net, images, METHODS, targets=1, seed=6)
     assert not any(torch.equal(other[m].values, whole[m].values) for m in METHODS)
@@ -360,6 +360,6 @@ def test_one_logit_models_explain_both_classes() -> None:
         ("rise(p=0)", "p must be"),
     ],
 )
-def test_bad_options_get_one_sentence(method: str, word: str) -> None:
+def test_bad_options_get_a_clear_error(method: str, word: str) -> None:
     with pytest.raises(InputError, match=word):
         explain(Model(small_net()), some_images(), [method])

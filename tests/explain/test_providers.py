@@ -6,6 +6,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -119,11 +120,11 @@ def test_captum_s_relevance_and_drops_keep_their_signs(call: str) -> None:
      "InternalInfluence(n_steps=5)", "LayerIntegratedGradients(n_steps=5)", "LayerDeepLift",
      "LayerActivation"],
 )  # fmt: skip
-def test_captum_s_layers_are_told_ours(call: str) -> None:
+def test_captum_layer_methods_use_our_layer(call: str) -> None:
     name = call.partition("(")[0]
-    asked = {"n_steps": 5} if "n_steps" in call else {}
-    asked |= {} if name == "LayerActivation" else {"target": TARGETS}
-    direct = theirs(lambda net, x: getattr(captum, name)(net, net.body[8]).attribute(x, **asked))
+    options: dict[str, Any] = {"n_steps": 5} if "n_steps" in call else {}
+    options |= {} if name == "LayerActivation" else {"target": TARGETS}
+    direct = theirs(lambda net, x: getattr(captum, name)(net, net.body[8]).attribute(x, **options))
     maps = ours(f"captum:{call}")
     assert torch.equal(maps.values, direct.sum(1)) and maps.values.shape[1:] == (4, 4)
 
@@ -173,8 +174,8 @@ def test_zennit_s_relevance_is_its_own(call: str) -> None:
 @pytest.mark.parametrize("call", ["Gradient", "SmoothGrad(n_iter=4)", "IntegratedGradients(n_iter=4)"])
 def test_zennit_s_attributors_are_its_own(call: str) -> None:
     name, one_hot = call.partition("(")[0], torch.eye(5)[TARGETS]
-    asked = {"n_iter": 4} if "n_iter" in call else {}
-    direct = theirs(lambda net, x: getattr(zennit_attribution, name)(net, **asked)(x, one_hot)[1])
+    options = {"n_iter": 4} if "n_iter" in call else {}
+    direct = theirs(lambda net, x: getattr(zennit_attribution, name)(net, **options)(x, one_hot)[1])
     maps = ours(f"zennit:{call}")
     assert torch.equal(maps.values, direct.abs().sum(1)) and torch.equal(maps.signed, direct.sum(1))
 
@@ -209,8 +210,8 @@ def test_every_method_that_is_offered_runs_and_leaves_the_network_alone(call: st
 
 def test_one_logit_has_two_classes() -> None:
     net = small_cnn(1).eval()
-    found = [hp.explain(net, images(), "captum:Saliency(abs=false)", k).popitem()[1].signed for k in (0, 1)]
-    assert torch.equal(found[0], -found[1]) and found[0].any()
+    signed = [hp.explain(net, images(), "captum:Saliency(abs=false)", k).popitem()[1].signed for k in (0, 1)]
+    assert torch.equal(signed[0], -signed[1]) and signed[0].any()
 
 
 def test_a_transformer_s_tokens_are_a_picture_for_grad_cam() -> None:
@@ -249,13 +250,13 @@ def test_a_transformer_s_tokens_are_a_picture_for_grad_cam() -> None:
         ("captum:IntegratedGradients(baselines='grey')", InputError, "unknown baseline 'grey'"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(call: str, error: type, words: str) -> None:
+def test_what_cannot_be_raises_a_clear_error(call: str, error: type, words: str) -> None:
     with pytest.raises(error, match=words) as raised:
         hp.explain(network(), images(), call)
     assert "\n" not in str(raised.value)
 
 
-def test_an_absent_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_absent_package_raises_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(providers, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"captum, which is not installed; run: pip install captum$"):
         read_methods("captum:DeconvolutioN")  # no other test asks for it in these letters
@@ -315,17 +316,17 @@ def brightness(model: nn.Module, images: Tensor, targets: Tensor, *, power: floa
 
 
 def test_a_function_is_a_method_by_its_name_or_another() -> None:
-    asked = {}
+    arguments = {}
 
     def own(model: nn.Module, images: Tensor, targets: Tensor) -> np.ndarray:
-        asked.update(model=model, targets=targets)
+        arguments.update(model=model, targets=targets)
         score = model(images.requires_grad_()).gather(1, targets[:, None]).sum()
         return torch.autograd.grad(score, images)[0].sum(1, keepdim=True).numpy()
 
     net = network()
     maps = hp.explain(net, images(), [brightness, "gradient", own], TARGETS)
     assert list(maps) == ["brightness", "gradient", "own"] and maps["own"].method == "own"
-    assert asked["model"] is net and asked["targets"].tolist() == TARGETS.tolist()
+    assert arguments["model"] is net and arguments["targets"].tolist() == TARGETS.tolist()
     assert torch.equal(maps["brightness"].values, images().mean(1).abs())
     torch.testing.assert_close(maps["own"].values, maps["gradient"].signed)
     named = hp.explain(net, images(), {"mine": own, "squared": lambda m, x, t: brightness(m, x, t, power=2)})
@@ -335,9 +336,9 @@ def test_a_function_is_a_method_by_its_name_or_another() -> None:
 
 
 def test_a_metric_runs_a_function_again() -> None:
-    shown = {"model": network(), "images": images()}
-    found = hp.metrics.fragility([brightness, "gradcam"], **shown, draws=1)
-    assert set(found) == {"brightness", "gradcam"} and float(found["brightness"]["ssim"].min()) > 0.9
+    inputs = {"model": network(), "images": images()}
+    result = hp.metrics.fragility([brightness, "gradcam"], **inputs, draws=1)  # type: ignore[list-item]
+    assert set(result) == {"brightness", "gradcam"} and float(result["brightness"]["ssim"].min()) > 0.9
 
 
 def test_a_function_s_signs_are_kept() -> None:
@@ -362,7 +363,7 @@ def test_a_function_s_signs_are_kept() -> None:
         (lambda m, x, t: {"a": 1}, "returned dict, not maps"),
     ],
 )
-def test_a_function_that_cannot_be_a_method_is_one_sentence(methods: object, words: str) -> None:
+def test_a_function_that_cannot_be_a_method_raises_a_clear_error(methods: object, words: str) -> None:
     with pytest.raises(HeatproofError, match=words):
         hp.explain(network(), images(), methods)
 

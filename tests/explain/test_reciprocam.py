@@ -20,7 +20,7 @@ BUMP = torch.tensor([[1, 2, 1], [2, 4, 2], [1, 2, 1]], dtype=torch.float64) / 16
 def slow_twin(features: Tensor, behind: nn.Module, target: int, gaussian: bool) -> Tensor:
     """ "h w", cell by cell, as the paper writes it; float64."""
     _, height, width = features.shape
-    found = torch.zeros(height, width, dtype=torch.float64)
+    result = torch.zeros(height, width, dtype=torch.float64)
     for i in range(height):
         for j in range(width):
             mask = torch.zeros(height, width, dtype=torch.float64)
@@ -29,8 +29,8 @@ def slow_twin(features: Tensor, behind: nn.Module, target: int, gaussian: bool) 
                     if 0 <= i + di < height and 0 <= j + dj < width:
                         mask[i + di, j + dj] = BUMP[di + 1, dj + 1] if gaussian else 1
             with torch.no_grad():
-                found[i, j] = behind((features * mask)[None]).softmax(1)[0, target]
-    return found
+                result[i, j] = behind((features * mask)[None]).softmax(1)[0, target]
+    return result
 
 
 @pytest.mark.parametrize("mask", ["gaussian", "cell"])
@@ -81,9 +81,9 @@ def test_a_transformer_keeps_its_class_token() -> None:
 
     def keep_one(cell: int) -> float:
         def cut(_m: nn.Module, _i: object, output: Tensor) -> Tensor:
-            kept = torch.zeros_like(output)
-            kept[:, 0], kept[:, 1 + cell] = output[:, 0], output[:, 1 + cell]
-            return kept
+            masked = torch.zeros_like(output)
+            masked[:, 0], masked[:, 1 + cell] = output[:, 0], output[:, 1 + cell]
+            return masked
 
         with layer.register_forward_hook(cut), torch.no_grad():
             return float(vit(image).softmax(1)[0, 2])

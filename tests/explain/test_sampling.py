@@ -144,10 +144,10 @@ def test_fewer_rows_are_the_first_ones_of_more(form: str) -> None:
 )  # fmt: skip
 def test_error_bars_are_as_wide_as_maps_of_other_seeds_differ(method: str) -> None:
     maps = [explained(small_net(), method, seed) for seed in range(16)]
-    found = torch.stack([one.values for one in maps]).std(0)
-    said = torch.stack([one.error for one in maps if one.error is not None]).square().mean(0).sqrt()
-    assert said.shape == found.shape == (3, 40, 32)
-    assert 0.75 < (found.square().mean() / said.square().mean()).sqrt().item() < 1.3
+    spread = torch.stack([map_.values for map_ in maps]).std(0)
+    estimated = torch.stack([map_.error for map_ in maps if map_.error is not None]).square().mean(0).sqrt()
+    assert estimated.shape == spread.shape == (3, 40, 32)
+    assert 0.75 < (spread.square().mean() / estimated.square().mean()).sqrt().item() < 1.3
 
 
 def test_too_few_draws_have_no_error_bar() -> None:
@@ -178,9 +178,9 @@ def test_auto_stops_where_each_image_is_settled_and_is_the_map_of_that_many(meth
     assert (uncertainty(maps.values, maps.error) <= bound).all()
     for i, n in enumerate(maps.passes.tolist()):
         alone = explained(net, method, images=some_images()[i : i + 1])
-        asked = explained(net, method.replace("'auto'", str(n)), images=some_images()[i : i + 1])
+        fixed = explained(net, method.replace("'auto'", str(n)), images=some_images()[i : i + 1])
         assert alone.passes is not None and alone.passes.tolist() == [n]
-        for other in (alone, asked):
+        for other in (alone, fixed):
             torch.testing.assert_close(other.values[0], maps.values[i], rtol=1e-4, atol=1e-6)
 
 
@@ -202,11 +202,11 @@ def test_a_map_in_which_nothing_changes_is_settled_at_once() -> None:
 
 def test_uncertainty_is_the_error_of_the_top_beside_its_height() -> None:
     values, error = torch.rand(2, 10, 10), torch.rand(2, 10, 10)
-    for one, said, found in zip(values, error, uncertainty(values, error), strict=True):
-        top = np.argsort(-one.numpy().ravel())[:20]
-        doubt = np.sqrt(np.mean(said.numpy().ravel()[top] ** 2))
-        height = one.numpy().ravel()[top].mean() - one.numpy().mean()
-        assert found.item() == pytest.approx(doubt / height, rel=1e-5)
+    for map_, error_map, share in zip(values, error, uncertainty(values, error), strict=True):
+        top = np.argsort(-map_.numpy().ravel())[:20]
+        doubt = np.sqrt(np.mean(error_map.numpy().ravel()[top] ** 2))
+        height = map_.numpy().ravel()[top].mean() - map_.numpy().mean()
+        assert share.item() == pytest.approx(doubt / height, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_uncertainty_is_the_error_of_the_top_beside_its_height() -> None:
         ("lime(samples='auto', bound=0)", "bound must be above 0"),
     ],
 )
-def test_bad_options_are_one_sentence(method: str, sentence: str) -> None:
+def test_bad_options_raise_a_clear_error(method: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         explained(small_net(), method)
 
@@ -227,9 +227,9 @@ def test_bad_options_are_one_sentence(method: str, sentence: str) -> None:
 def test_error_and_passes_travel_with_the_maps(tmp_path: Path) -> None:
     maps = explained(small_net(), "rise(masks=300, form='paired')")
     assert maps.error is not None and maps.passes is not None
-    one = maps.take([2])
-    assert one.error is not None and torch.equal(one.error[0], maps.error[2])
-    both = Maps.concatenate([maps, one])
+    taken = maps.take([2])
+    assert taken.error is not None and torch.equal(taken.error[0], maps.error[2])
+    both = Maps.concatenate([maps, taken])
     assert both.error is not None and len(both.error) == 4 and both.passes is not None
     maps.save(tmp_path / "maps.npz")
     with np.load(tmp_path / "maps.npz") as file:

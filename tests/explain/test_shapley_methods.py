@@ -53,8 +53,8 @@ def test_occlusion_as_captum_has_it(window: int, stride: int, side: int) -> None
         images, (3, window, window), (3, stride, stride), baselines=0, target=targets
     )
     method = f"occlusion(window={window}, stride={stride})"
-    found = explain(module, images, method, targets)[method].values
-    torch.testing.assert_close(found, theirs[:, 0].float(), rtol=1e-5, atol=1e-8)
+    result = explain(module, images, method, targets)[method].values
+    torch.testing.assert_close(result, theirs[:, 0].float(), rtol=1e-5, atol=1e-8)
 
 
 def test_occlusion_one_window_at_a_time() -> None:
@@ -69,8 +69,8 @@ def test_occlusion_one_window_at_a_time() -> None:
             total[top : top + 5, left : left + 7] += float(whole - module(hidden).softmax(1)[0, 2])
             times[top : top + 5, left : left + 7] += 1
     method = "occlusion(window=0.25, stride=0.1)"  # 5 and 2 of 20 pixels, 7 and 3 of 27
-    found = explain(module, images, method, 2)[method].values[0].numpy()
-    np.testing.assert_allclose(found, total / times, rtol=1e-4, atol=1e-8)
+    result = explain(module, images, method, 2)[method].values[0].numpy()
+    np.testing.assert_allclose(result, total / times, rtol=1e-4, atol=1e-8)
 
 
 def test_occlusion_passes() -> None:
@@ -85,12 +85,12 @@ def test_gradient_shap_as_captum_has_it() -> None:
     module, images, target = curved(), pictures(1), 2
     torch.manual_seed(0)
     baselines = torch.randn(4000, 3, 24, 24).double()
-    shown = images.clone().requires_grad_()
-    theirs = GradientShap(module).attribute(shown, baselines, n_samples=2000, stdevs=0.0, target=target)
+    inputs = images.clone().requires_grad_()
+    theirs = GradientShap(module).attribute(inputs, baselines, n_samples=2000, stdevs=0.0, target=target)
     method = "gradient-shap(samples=2000)"
-    found = explain(module, images, method, target)[method].signed
+    result = explain(module, images, method, target)[method].signed
     expected = theirs.sum(1).float().detach()
-    error = (found - expected).norm() / expected.norm()
+    error = (result - expected).norm() / expected.norm()
     assert float(error) < 0.1
     other = explain(module, images, "gradient-shap(samples=20)", target)["gradient-shap(samples=20)"].signed
     assert float((other - expected).norm() / expected.norm()) > 2 * float(error)
@@ -99,8 +99,8 @@ def test_gradient_shap_as_captum_has_it() -> None:
 def test_gradient_shap_from_one_image_is_integrated_gradients() -> None:
     module, images = curved(), pictures()
     methods = ["gradient-shap(samples=400, baseline=blur)", "integrated-gradients(baseline=blur)"]
-    found, expected = (one.signed for one in explain(module, images, methods, 1).values())
-    assert float((found - expected).abs().max() / expected.abs().max()) < 0.01
+    result, expected = (maps.signed for maps in explain(module, images, methods, 1).values())
+    assert float((result - expected).abs().max() / expected.abs().max()) < 0.01
 
 
 def test_gradient_shap_with_noise_still_sums_to_about_the_difference() -> None:
@@ -132,9 +132,9 @@ def test_all_sets_give_exact_shapley_values(count: int, seed: int) -> None:
     gains = torch.from_numpy(table[codes] - table[0])[None]
     total = torch.tensor([table[-1] - table[0]])
     used = torch.ones(1, count, dtype=torch.bool)
-    found = shapley(torch.from_numpy(sets)[None], gains, torch.from_numpy(weights)[None], total, used)[0]
+    result = shapley(torch.from_numpy(sets)[None], gains, torch.from_numpy(weights)[None], total, used)[0]
     expected = exact_shapley(lambda who: table[sum(2**player for player in who)], count)
-    np.testing.assert_allclose(found.numpy(), expected, atol=1e-6)
+    np.testing.assert_allclose(result.numpy(), expected, atol=1e-6)
 
 
 def test_kernel_shap_is_exact_where_all_sets_fit_as_captum_has_it() -> None:
@@ -143,17 +143,17 @@ def test_kernel_shap_is_exact_where_all_sets_fit_as_captum_has_it() -> None:
     cut = segments_of(as_model(module), images, "slic", 4, 10.0, 0)
     assert (cut.flatten(1).amax(1) == 3).all()
     method = "kernel-shap(samples=200, segment_count=4)"
-    found = explain(module, images, method, targets)[method].values
+    result = explain(module, images, method, targets)[method].values
     for row in range(2):
-        one, mask = images[row : row + 1], cut[row : row + 1, None].expand(1, 3, -1, -1).contiguous()
+        image, mask = images[row : row + 1], cut[row : row + 1, None].expand(1, 3, -1, -1).contiguous()
         forward = Probabilities(module)
-        exact = ShapleyValues(forward).attribute(one, feature_mask=mask, target=int(targets[row]))
-        torch.testing.assert_close(found[row], exact[0, 0].float(), rtol=1e-4, atol=1e-7)
+        exact = ShapleyValues(forward).attribute(image, feature_mask=mask, target=int(targets[row]))
+        torch.testing.assert_close(result[row], exact[0, 0].float(), rtol=1e-4, atol=1e-7)
         torch.manual_seed(0)
         kernel = KernelShap(forward).attribute(
-            one, feature_mask=mask, target=int(targets[row]), n_samples=400, perturbations_per_eval=100
+            image, feature_mask=mask, target=int(targets[row]), n_samples=400, perturbations_per_eval=100
         )
-        torch.testing.assert_close(found[row], kernel[0, 0].float(), rtol=0, atol=1e-4)
+        torch.testing.assert_close(result[row], kernel[0, 0].float(), rtol=0, atol=1e-4)
 
 
 def test_drawn_sets_are_complements_with_even_sizes() -> None:
@@ -198,12 +198,12 @@ def test_drawing_by_leverage_in_pairs_is_nearer_than_drawing_at_random() -> None
 def test_kernel_shap_sums_to_the_difference_whatever_is_drawn() -> None:
     module, images = curved(), pictures()
     method = "kernel-shap(samples=60, segment_count=16)"
-    found = explain(module, images, method, 3)[method].values
+    result = explain(module, images, method, 3)[method].values
     cut = segments_of(as_model(module), images, "slic", 16, 10.0, 0)
     with torch.no_grad():
         gap = (module(images).softmax(1) - module(torch.zeros_like(images)).softmax(1))[:, 3]
     for row in range(2):
-        values = torch.stack([found[row][cut[row] == k][0] for k in range(int(cut[row].max()) + 1)])
+        values = torch.stack([result[row][cut[row] == k][0] for k in range(int(cut[row].max()) + 1)])
         torch.testing.assert_close(values.double().sum(), gap[row], rtol=1e-4, atol=1e-6)
 
 
@@ -219,7 +219,7 @@ def test_kernel_shap_sums_to_the_difference_whatever_is_drawn() -> None:
         ("gradient-shap(samples=0)", "at least 1"),
     ],
 )
-def test_bad_options_are_one_sentence(method: str, sentence: str) -> None:
+def test_bad_options_raise_a_clear_error(method: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence) as error:
         explain(small_cnn().double(), pictures(1), method)
     assert "\n" not in str(error.value)

@@ -80,12 +80,12 @@ def test_a_constant_third_axis_changes_nothing(method: str, images: Tensor) -> N
 @pytest.mark.parametrize("method", WITH_VOLUMES)
 def test_maps_of_volumes_are_finite_and_know_their_size(method: str) -> None:
     _, volumes = twins()
-    shown = torch.rand(2, 2, 5, SIDE, 12, generator=torch.Generator().manual_seed(2))
+    inputs = torch.rand(2, 2, 5, SIDE, 12, generator=torch.Generator().manual_seed(2))
     call = method + QUICK.get(method, "")
-    maps = hp.explain(volumes, shown, call)[call]
+    maps = hp.explain(volumes, inputs, call)[call]
     assert maps.values.ndim == 4 and maps.values.isfinite().all()
     assert maps.upsample().shape == (2, 5, SIDE, 12)
-    alone = hp.explain(volumes, shown[1:], call, targets=maps.explained[1:])[call]
+    alone = hp.explain(volumes, inputs[1:], call, targets=maps.explained[1:])[call]
     torch.testing.assert_close(alone.values, maps.values[1:], rtol=1e-3, atol=1e-5)
 
 
@@ -93,17 +93,17 @@ def test_maps_of_volumes_are_finite_and_know_their_size(method: str) -> None:
 @pytest.mark.parametrize("method", sorted({*WITH_VOLUMES} - {"smoothgrad", "gradient-shap"}))
 def test_on_a_gpu_volumes_have_the_maps_of_a_cpu(method: str) -> None:
     _, volumes = twins()
-    shown = torch.rand(2, 2, 5, SIDE, 12, generator=torch.Generator().manual_seed(2))
+    inputs = torch.rand(2, 2, 5, SIDE, 12, generator=torch.Generator().manual_seed(2))
     call = method + QUICK.get(method, "")
-    expected = hp.explain(volumes, shown, call)[call].normalised()
+    expected = hp.explain(volumes, inputs, call)[call].normalised()
     model = hp.load_model(volumes, device="cuda", precision="fp32")
     for _ in range(4):
-        found = hp.explain(model, shown, call)[call].normalised()
-        torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=5e-3)
+        result = hp.explain(model, inputs, call)[call].normalised()
+        torch.testing.assert_close(result.cpu(), expected, rtol=0, atol=5e-3)
 
 
 @pytest.mark.parametrize("method", [entry.name for entry in explainers if not entry.volumes])
-def test_the_others_refuse_volumes_in_one_sentence(method: str) -> None:
+def test_the_others_refuse_volumes_with_a_clear_error(method: str) -> None:
     _, volumes = twins()
     with pytest.raises(InputError, match=f"^{method} is not built for volumes; leave it out or use one of"):
         hp.explain(volumes, torch.rand(1, 2, DEPTH, SIDE, SIDE), method)

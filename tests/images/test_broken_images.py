@@ -252,19 +252,19 @@ def test_floats_that_are_no_fractions_are_refused() -> None:
 
 def within(seconds: float, call: Callable[[], object]) -> str:
     """The error a call ends with; a call that waits for ever fails the test and not the machine."""
-    said: list[str] = []
+    messages: list[str] = []
 
     def run() -> None:
         try:
             call()
         except InputError as error:
-            said.append(str(error))
+            messages.append(str(error))
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(seconds)
     assert not thread.is_alive(), "it waits for ever"
-    return said[0] if said else ""
+    return messages[0] if messages else ""
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes, sockets and devices in folders are a Unix matter")
@@ -279,14 +279,17 @@ def test_pipes_sockets_devices_and_folders_are_no_pictures() -> None:
             for name, kind in (
                 ("pipe", "a pipe"), ("folder", "a folder"), ("null", "a device"), ("socket", "a socket"),
             ):  # fmt: skip
-                said = within(20, lambda name=name: open_image(place / f"{name}.png"))
+                message = within(20, lambda name=name: open_image(place / f"{name}.png"))  # type: ignore[misc]
                 path = place / f"{name}.png"
                 assert (
-                    said == f"cannot read {path} as an image: it is {kind}, not a file; name a picture file"
+                    message
+                    == f"cannot read {path} as an image: it is {kind}, not a file; name a picture file"
                 )
         (place / "list.csv").write_text("path,x0,y0,x1,y1\npipe.png,0,0,4,4\n")
-        shown = within(20, lambda: open_source("csv", place / "list.csv", box_share=(0.1, 0.9)).open(0))
-        assert shown == "cannot read pipe.png: it is a pipe, not a file; name a picture file"
+        listed_message = within(
+            20, lambda: open_source("csv", place / "list.csv", box_share=(0.1, 0.9)).open(0)
+        )
+        assert listed_message == "cannot read pipe.png: it is a pipe, not a file; name a picture file"
         assert "it is a pipe" in within(20, lambda: open_source("npz", place / "pipe.png"))
 
 
@@ -300,7 +303,7 @@ def test_pipes_and_devices_are_not_read_to_know_them_by_content(tmp_path: Path) 
     assert [name for name, _ in known] == ["cat/pipe.png", "cat/zero.png"]
 
 
-def test_a_nul_in_a_path_is_one_sentence(tmp_path: Path) -> None:
+def test_a_nul_in_a_path_raises_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="its path holds a NUL character, which no file name can"):
         open_image(tmp_path / "a\0b.png")
     for kind in ("folder", "csv", "npz", "imagenet"):
@@ -355,7 +358,7 @@ def test_a_palette_with_transparency_raises_no_warning() -> None:
 def test_of_an_animation_the_first_frame_counts() -> None:
     frames = [Image.new("RGB", (32, 24), colour) for colour in ("red", "lime", "blue")]
     content = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
-    assert Image.open(io.BytesIO(content)).n_frames == 3
+    assert getattr(Image.open(io.BytesIO(content)), "n_frames", 1) == 3
     assert np.asarray(read_image(io.BytesIO(content))).reshape(-1, 3).tolist() == [[255, 0, 0]] * (24 * 32)
 
 

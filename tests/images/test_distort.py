@@ -24,15 +24,15 @@ def codes() -> QRSet:
 
 def rectangles(mask: np.ndarray) -> list[tuple[int, int, int, int]]:
     """Top, left, bottom, right of rectangles that cover a mask without overlapping."""
-    left_over, found = mask.copy(), []
+    left_over, boxes = mask.copy(), []
     while left_over.any():
         top, left = np.argwhere(left_over)[0]
         right = left + int(np.argmin(np.append(left_over[top, left:], False)))
         full = left_over[top:, left:right].all(1)
         bottom = top + int(np.argmin(np.append(full, False)))
         left_over[top:bottom, left:right] = False
-        found.append((int(top), int(left), bottom, right))
-    return found
+        boxes.append((int(top), int(left), bottom, right))
+    return boxes
 
 
 def rendered(spot: Spot, part: str, matrix: np.ndarray) -> np.ndarray:
@@ -188,7 +188,7 @@ def test_oracles_stay_extreme_after_a_warp(codes: QRSet) -> None:
         assert np.allclose(anti["fmr"], 0, atol=1e-5) and np.allclose(anti["bl"], 1, atol=1e-5)
 
 
-def test_what_cannot_be_distorted_is_one_sentence(codes: QRSet) -> None:
+def test_what_cannot_be_distorted_raises_a_clear_error(codes: QRSet) -> None:
     pictures = codes.pictures
     for arguments, message in (
         ((pictures, "rotate", 0.5), "unknown distortion 'rotate'; did you mean 'rotation'"),

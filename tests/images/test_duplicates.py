@@ -30,7 +30,7 @@ def distinct(images: list[Image.Image]) -> int:
 def cropped(image: Image.Image, share: float, seed: int) -> Image.Image:
     random, size = np.random.default_rng(seed), [int(share * side) for side in image.size]
     left, top = (
-        int(random.integers(0, side - kept + 1)) for side, kept in zip(image.size, size, strict=True)
+        int(random.integers(0, side - length + 1)) for side, length in zip(image.size, size, strict=True)
     )
     return image.crop((left, top, left + size[0], top + size[1]))
 
@@ -70,25 +70,25 @@ def test_the_group_is_the_first_image_of_it() -> None:
 
 def tiles(side: int = 96) -> list[Image.Image]:
     """Different parts of the photographs, which share colours and texture."""
-    found = []
+    results = []
     for image in PHOTOGRAPHS:
         for left in range(0, image.width - side, side):
-            found += [
+            results += [
                 image.crop((left, top, left + side, top + side))
                 for top in range(0, image.height - side, side)
             ]
-    return found
+    return results
 
 
 def shapes(count: int) -> list[Image.Image]:
     """One object on a flat background, of two kinds and one size, at random places."""
-    random, found = np.random.default_rng(0), []
+    random, images = np.random.default_rng(0), []
     for i, (x, y) in enumerate(random.permutation(np.indices((50, 50)).reshape(2, -1).T)[:count] + 7):
         image = Image.new("RGB", (64, 64), (120, 120, 120))
         draw = ImageDraw.Draw(image)
         (draw.ellipse if i % 2 else draw.rectangle)((x - 6, y - 6, x + 6, y + 6), fill=(220, 60, 40))
-        found.append(image)
-    return found
+        images.append(image)
+    return images
 
 
 def test_different_images_that_look_alike_are_not_merged() -> None:

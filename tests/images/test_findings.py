@@ -63,14 +63,14 @@ def test_boxes_and_masks_belong_to_findings(pictures: Path) -> None:
     (loaded,) = batches(source, PLAIN, 8, workers=0)
     assert loaded.batch.findings is not None and loaded.batch.labels is None
     assert loaded.batch.findings.tolist() == [[True, True, False], [False, False, True], [False] * 3]
-    found, about = entries(loaded.batch, loaded.batch.findings, source.classes)
-    assert found.ids == ("0.png#mass", "0.png#nodule", "1.png#scar")
-    assert about.tolist() == [0, 1, 2] and found.labels is not None and found.labels.tolist() == [0, 1, 2]
-    assert torch.equal(found.images, loaded.batch.images[[0, 0, 1]])
-    assert found.truth is not None and found.truth.boxes is not None
-    assert [len(boxes) for boxes in found.truth.boxes] == [1, 2, 1]
-    assert found.truth.boxes[1][0] == (8.0, 8.0, 10.0, 12.0)
-    assert found.truth.masks["mass"].flatten(1).sum(1).tolist() == [9, 0, 0]
+    batch, about = entries(loaded.batch, loaded.batch.findings, source.classes)
+    assert batch.ids == ("0.png#mass", "0.png#nodule", "1.png#scar")
+    assert about.tolist() == [0, 1, 2] and batch.labels is not None and batch.labels.tolist() == [0, 1, 2]
+    assert torch.equal(batch.images, loaded.batch.images[[0, 0, 1]])
+    assert batch.truth is not None and batch.truth.boxes is not None
+    assert [len(boxes) for boxes in batch.truth.boxes] == [1, 2, 1]
+    assert batch.truth.boxes[1][0] == (8.0, 8.0, 10.0, 12.0)
+    assert batch.truth.masks["mass"].flatten(1).sum(1).tolist() == [9, 0, 0]
 
 
 def test_an_entry_of_a_finding_that_is_not_there_has_no_label_and_no_truth(pictures: Path) -> None:
@@ -78,10 +78,10 @@ def test_an_entry_of_a_finding_that_is_not_there_has_no_label_and_no_truth(pictu
         pictures, "path,label,x0,y0,x1,y1\n0.png,mass,1,1,3,3\n1.png,nodule,1,1,3,3\n", multilabel=True
     )
     (loaded,) = batches(source, PLAIN, 8, workers=0)
-    found, about = entries(loaded.batch, torch.tensor([[False, True], [False, True]]), source.classes)
-    assert found.ids == ("0.png#nodule", "1.png#nodule") and about.tolist() == [1, 1]
-    assert found.labels is not None and found.labels.tolist() == [-1, 1]
-    assert found.truth is not None and found.truth.boxes == ((), ((1.0, 1.0, 3.0, 3.0),))
+    batch, about = entries(loaded.batch, torch.tensor([[False, True], [False, True]]), source.classes)
+    assert batch.ids == ("0.png#nodule", "1.png#nodule") and about.tolist() == [1, 1]
+    assert batch.labels is not None and batch.labels.tolist() == [-1, 1]
+    assert batch.truth is not None and batch.truth.boxes == ((), ((1.0, 1.0, 3.0, 3.0),))
     none, _ = entries(loaded.batch, torch.zeros(2, 2, dtype=torch.bool), source.classes)
     assert none.ids == () and len(none.images) == 0
 
@@ -98,7 +98,7 @@ def test_an_entry_of_a_finding_that_is_not_there_has_no_label_and_no_truth(pictu
         ("path,a,b,label\n0.png,1,0,b\n", {"label_columns": ["a", "b"]}, "names 'b', but its column"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_one_sentence(
+def test_what_cannot_be_read_raises_a_clear_error(
     pictures: Path, text: str, options: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(InputError, match=reason):
@@ -108,8 +108,8 @@ def test_what_cannot_be_read_is_one_sentence(
 def test_findings_of_pictures_in_memory() -> None:
     images = np.zeros((3, 16, 16), np.uint8)
     table = np.array([[1, 0, 1], [0, 0, 0], [0, 1, 0]])
-    asked = (table, torch.tensor(table), [["mass", "scar"], [], ["nodule"]], [[0, 2], [], [1]])
-    for labels in asked:
+    variants = (table, torch.tensor(table), [["mass", "scar"], [], ["nodule"]], [[0, 2], [], [1]])
+    for labels in variants:
         source = open_source("memory", images, labels=labels, class_names=NAMES)
         assert findings(source) == [(0, 2), (), (1,)] and source.classes == NAMES
     boxes = [[(1, 1, 2, 2), (3, 3, 4, 4)], [], [(5, 5, 6, 6)]]
@@ -134,8 +134,8 @@ def test_hugging_face_lists(tmp_path: Path) -> None:
 
 
 def test_hashes_follow_findings_and_filters_know_them(pictures: Path) -> None:
-    one = listed(pictures, "path,label\n0.png,mass|scar\n1.png,nodule\n", multilabel=True)
+    first = listed(pictures, "path,label\n0.png,mass|scar\n1.png,nodule\n", multilabel=True)
     other = listed(pictures, "path,label\n0.png,mass\n1.png,nodule|scar\n", multilabel=True)
-    assert one.hash != other.hash and identify(one, Hashes()) != identify(other, Hashes())
+    assert first.hash != other.hash and identify(first, Hashes()) != identify(other, Hashes())
     chosen = open_source("csv", pictures / "list.csv", multilabel=True, classes=["scar"])
     assert [sample.id for sample in chosen.samples] == ["1.png"]

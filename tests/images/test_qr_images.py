@@ -78,7 +78,7 @@ def test_masks_lie_exactly_on_the_drawn_code(pictures: qr.QRSet) -> None:
         assert len(np.unique(inside_finder, axis=0)) == 2  # two colours, no blending at module borders
 
 
-def test_what_was_drawn_is_told(pictures: qr.QRSet) -> None:
+def test_drawn_codes_are_reported(pictures: qr.QRSet) -> None:
     for picture, spot, box in zip(
         pictures.pictures[:12], pictures.spots, pictures.masks["box"], strict=False
     ):
@@ -117,8 +117,8 @@ def test_versions_levels_and_places_vary() -> None:
     assert {spot.code.level for spot in made.spots} == set("LMQH")
     assert {spot.quiet for spot in made.spots} == {1, 2, 3, 4}
     assert len({(spot.top, spot.left, spot.scale) for spot in made.spots}) > 50
-    asked = qr.make_qr(12, 6, 128, seed=0, versions=(7, 10))
-    assert {spot.code.version for spot in asked.spots[:12]} == {7, 10}
+    dataset = qr.make_qr(12, 6, 128, seed=0, versions=(7, 10))
+    assert {spot.code.version for spot in dataset.spots[:12]} == {7, 10}
 
 
 def test_a_finderless_code_has_no_finder_left_but_the_rest_of_a_code() -> None:
@@ -193,7 +193,7 @@ def test_any_size_will_do(size: int | tuple[int, int]) -> None:
     assert made.masks["finder"][:6].any((1, 2)).all()
 
 
-def test_what_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
+def test_what_cannot_be_made_raises_a_clear_error(tmp_path: Path) -> None:
     for wrong, message in (
         (
             lambda: qr.make_qr(1, 1, 20),

@@ -37,9 +37,9 @@ def test_the_csv_source_reads_what_was_written(tmp_path: Path) -> None:
     whole = Preprocess((SIDE, SIDE), (SIDE, SIDE), (0.5,) * 3, (0.25,) * 3)
     for i in range(9):
         assert np.array_equal(np.asarray(source.open(i)), pictures[i])
-        boxes, found = source.truth(i, whole, (SIDE, SIDE))
-        assert set(found) == (set(masks) if i < 3 else set())
-        for part, mask in found.items():
+        boxes, parts = source.truth(i, whole, (SIDE, SIDE))
+        assert set(parts) == (set(masks) if i < 3 else set())
+        for part, mask in parts.items():
             assert np.array_equal(mask.numpy(), masks[part][i])
         assert len(boxes.boxes) == (i < 3)
     with Image.open(tmp_path / "codes" / "preview.png") as sheet:
@@ -80,7 +80,7 @@ def test_other_files_are_never_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "mine" / "letter.txt").read_text() == "dear"
 
 
-def test_what_cannot_be_made_is_one_sentence_before_anything_is_written(tmp_path: Path) -> None:
+def test_what_cannot_be_made_raises_a_clear_error_before_anything_is_written(tmp_path: Path) -> None:
     for options, message in (
         (("--symbol", "kr"), "unknown symbol"),
         (("--distortion", "rotate"), "unknown distortion 'rotate'; did you mean 'rotation'"),

@@ -27,7 +27,7 @@ def opencv() -> Callable[[np.ndarray], str]:
 
 def read_by_zxing(picture: np.ndarray) -> list[str]:
     zxing = pytest.importorskip("zxingcpp")
-    return [found.text for found in zxing.read_barcodes(np.ascontiguousarray(picture))]
+    return [barcode.text for barcode in zxing.read_barcodes(np.ascontiguousarray(picture))]
 
 
 def share_read(read: Callable[[np.ndarray], str], pictures: np.ndarray, codes: QRSet) -> float:

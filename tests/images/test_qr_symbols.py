@@ -79,7 +79,7 @@ def test_negatives_of_a_linear_code_are_linear() -> None:
         assert (modules == modules[0]).all() and modules.shape == SYMBOLS["barcode"].shape(3)
 
 
-def test_what_cannot_be_encoded_is_one_sentence() -> None:
+def test_what_cannot_be_encoded_raises_a_clear_error() -> None:
     for wrong, message in (
         (
             lambda: printed.DATA_MATRIX.encode("ABCD", 1),

@@ -70,8 +70,8 @@ def test_window_and_level() -> None:
     [(np.uint8(255), None, 255), (np.uint16(4095), None, 4095), (np.uint16(4095), 16, 65535), (0.5, None, 1)],
 )
 def test_values_by_their_bits(values: float, bits: int | None, white: float) -> None:
-    found = fractions(Raster(np.full((1, 2, 2), values), bits), None)
-    assert found.dtype == np.float32 and found.max() == pytest.approx(float(values) / white)
+    result = fractions(Raster(np.full((1, 2, 2), values), bits), None)
+    assert result.dtype == np.float32 and result.max() == pytest.approx(float(values) / white)
 
 
 def test_boxes_and_masks_of_volumes() -> None:
@@ -136,9 +136,9 @@ def test_nifti_is_turned_and_rescaled(tmp_path: Path) -> None:
     image.header.set_slope_inter(2.0, -100.0)
     nibabel.save(image, tmp_path / "a.nii.gz")
     stored = np.asarray(nibabel.load(tmp_path / "a.nii.gz").dataobj)
-    found = open_seen(tmp_path / "a.nii.gz", volume=True)
-    assert isinstance(found, Raster)
-    assert np.array_equal(found.values[0], stored[::-1])
+    raster = open_seen(tmp_path / "a.nii.gz", volume=True)
+    assert isinstance(raster, Raster)
+    assert np.array_equal(raster.values[0], stored[::-1])
     (source,) = [open_source("nifti", tmp_path, order="zyx", canonical=False)]
     other = source.open(0)
     assert isinstance(other, Raster) and np.array_equal(other.values[0], stored.transpose(2, 1, 0))
@@ -154,21 +154,21 @@ def test_voxels_become_as_large_as_is_asked_for_as_scipy_does_it() -> None:
     scan = Path(nibabel.__file__).parent / "tests" / "data" / "anatomical.nii"
     if not scan.exists():
         pytest.skip("this nibabel comes without its scan")
-    found = open_seen(scan, volume=True)
-    assert isinstance(found, Raster) and found.spacing is not None
-    own = tuple(mm * factor for mm, factor in zip(found.spacing, (0.5, 0.8, 0.7), strict=True))
-    shape = found.values.shape[1:]
-    scaled = tuple(round(n * mm / to) for n, mm, to in zip(shape, found.spacing, own, strict=True))
+    raster = open_seen(scan, volume=True)
+    assert isinstance(raster, Raster) and raster.spacing is not None
+    own = tuple(mm * factor for mm, factor in zip(raster.spacing, (0.5, 0.8, 0.7), strict=True))
+    shape = raster.values.shape[1:]
+    scaled = tuple(round(n * mm / to) for n, mm, to in zip(shape, raster.spacing, own, strict=True))
     ready = plain(1, scaled, window="range", spacing=own)
     grid = {"grid_mode": True, "mode": "nearest"}
     factors = [to / n for to, n in zip(scaled, shape, strict=True)]
-    wanted = zoom(fractions(found, "range")[0], factors, order=1, **grid)
-    np.testing.assert_allclose(ready(found)[0].numpy(), wanted, rtol=0, atol=1e-5)
-    bright = found.values[0] > np.median(found.values)
-    carried = ready.fitted(found).carry_mask(bright, found.size)
+    wanted = zoom(fractions(raster, "range")[0], factors, order=1, **grid)
+    np.testing.assert_allclose(ready(raster)[0].numpy(), wanted, rtol=0, atol=1e-5)
+    bright = raster.values[0] > np.median(raster.values)
+    carried = ready.fitted(raster).carry_mask(bright, raster.size)
     assert np.array_equal(carried.numpy(), zoom(bright, factors, order=0, **grid))
     smaller = plain(1, (10, 10, 10), window="range", spacing=own)(
-        found
+        raster
     )  # the middle, not the whole, squeezed
     cut = [slice(round((n - 10) / 2), round((n - 10) / 2) + 10) for n in scaled]
     np.testing.assert_allclose(smaller[0].numpy(), wanted[tuple(cut)], rtol=0, atol=1e-5)
@@ -220,17 +220,18 @@ def write_slices(folder: Path, values: np.ndarray, order: list[int]) -> None:
         meta = FileMetaDataset()
         meta.MediaStorageSOPClassUID, meta.TransferSyntaxUID = CTImageStorage, ExplicitVRLittleEndian
         meta.MediaStorageSOPInstanceUID = generate_uid()
-        one = FileDataset(str(name), {}, file_meta=meta, preamble=b"\0" * 128)
-        one.SOPClassUID, one.SOPInstanceUID = CTImageStorage, meta.MediaStorageSOPInstanceUID
-        one.SeriesInstanceUID, one.Modality = series, "CT"
-        one.Rows, one.Columns = values.shape[1:]
-        one.ImagePositionPatient, one.ImageOrientationPatient = [0, 0, 2.5 * z], [1, 0, 0, 0, 1, 0]
-        one.PixelSpacing = [0.75, 0.5]  # between rows, between columns
-        one.BitsAllocated, one.BitsStored, one.HighBit, one.PixelRepresentation = 16, 16, 15, 1
-        one.SamplesPerPixel, one.PhotometricInterpretation = 1, "MONOCHROME2"
-        one.RescaleSlope, one.RescaleIntercept = 1, -1024
-        one.PixelData = (values[z] + 1024).astype("<i2").tobytes()
-        pydicom.dcmwrite(folder / f"{name}.dcm", one, enforce_file_format=True)
+        dataset = FileDataset(str(name), {}, file_meta=meta, preamble=b"\0" * 128)
+        dataset.SOPClassUID, dataset.SOPInstanceUID = CTImageStorage, meta.MediaStorageSOPInstanceUID
+        dataset.SeriesInstanceUID, dataset.Modality = series, "CT"
+        dataset.Rows, dataset.Columns = values.shape[1:]
+        dataset.ImagePositionPatient, dataset.ImageOrientationPatient = [0, 0, 2.5 * z], [1, 0, 0, 0, 1, 0]
+        dataset.PixelSpacing = [0.75, 0.5]  # between rows, between columns
+        dataset.BitsAllocated, dataset.BitsStored, dataset.HighBit = 16, 16, 15
+        dataset.PixelRepresentation = 1
+        dataset.SamplesPerPixel, dataset.PhotometricInterpretation = 1, "MONOCHROME2"
+        dataset.RescaleSlope, dataset.RescaleIntercept = 1, -1024
+        dataset.PixelData = (values[z] + 1024).astype("<i2").tobytes()
+        pydicom.dcmwrite(folder / f"{name}.dcm", dataset, enforce_file_format=True)
 
 
 def test_a_dicom_series_is_one_volume_in_hounsfield_units(tmp_path: Path) -> None:
@@ -241,12 +242,12 @@ def test_a_dicom_series_is_one_volume_in_hounsfield_units(tmp_path: Path) -> Non
     source = open_source("dicom-series", tmp_path)
     assert [s.id for s in source.samples] == ["sick/patient-1", "well/patient-2"]
     assert source.classes == ("sick", "well") and [s.label for s in source.samples] == [0, 1]
-    found = source.open(0)
-    assert isinstance(found, Raster) and np.array_equal(found.values[0], values)
+    raster = source.open(0)
+    assert isinstance(raster, Raster) and np.array_equal(raster.values[0], values)
     assert (
-        found.spacing == (2.5, 0.75, 0.5)
+        raster.spacing == (2.5, 0.75, 0.5)
         and source.voxels
-        and source.voxels(source.samples[0]) == found.spacing
+        and source.voxels(source.samples[0]) == raster.spacing
     )
     turned = open_source("dicom-series", tmp_path, order="xyz").open(0)
     assert isinstance(turned, Raster) and turned.spacing == (0.5, 0.75, 2.5) and source.warning == ""
@@ -275,8 +276,9 @@ def test_slices_of_two_series_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("axes", "said"), [("hwx", "axes names h and w"), ("hhw", "axes names h and w"), ("dhw", "names 3 axes")]
+    ("axes", "expected"),
+    [("hwx", "axes names h and w"), ("hhw", "axes names h and w"), ("dhw", "names 3 axes")],
 )
-def test_axes_that_do_not_fit(axes: str, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_axes_that_do_not_fit(axes: str, expected: str) -> None:
+    with pytest.raises(InputError, match=expected):
         raster(np.zeros((4, 4)), axes)

@@ -76,7 +76,7 @@ def test_only_the_finder_and_its_new_place_change(kind: str) -> None:
             assert (edited.after[i] & ~codes.masks["box"][i]).sum() == 0
 
 
-def test_bad_requests_are_one_sentence() -> None:
+def test_bad_requests_raise_a_clear_error() -> None:
     with pytest.raises(InputError, match="there is no edit 'turn'"):
         edit_finders(make_qr(1, 0, 64), "turn")
     with pytest.raises(InputError, match="does not fit into"):

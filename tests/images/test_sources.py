@@ -166,7 +166,7 @@ def test_pascal_boxes_count_from_one(tmp_path: Path) -> None:
         ("path,label\n,b\n", "line 2: the column 'path' is empty"),
     ],
 )
-def test_bad_manifests_are_one_sentence(tmp_path: Path, text: str, reason: str) -> None:
+def test_bad_manifests_raise_a_clear_error(tmp_path: Path, text: str, reason: str) -> None:
     with pytest.raises(InputError, match=reason.replace("|", "[|]")) as error:
         open_source("csv", manifest(tmp_path, text))
     assert "\n" not in str(error.value)
@@ -503,8 +503,8 @@ def test_single_object_and_box_share_filter() -> None:
     whole, tiny, quarter = (0, 0, 9, 9), (0, 0, 1, 1), (0, 0, 4, 4)
     boxes = [[whole], [tiny], [quarter], [quarter, tiny], []]
     images = np.zeros((5, 10, 10), np.uint8)
-    one = open_source("memory", images, boxes=boxes, single_object=True)
-    assert ids(one) == ["000000", "000001", "000002"]
+    source = open_source("memory", images, boxes=boxes, single_object=True)
+    assert ids(source) == ["000000", "000001", "000002"]
     thesis = open_source("memory", images, boxes=boxes, single_object=True, box_share=(0.1, 0.8))
     assert ids(thesis) == ["000002"]
     share = open_source("memory", images, boxes=boxes, box_share=(0.1, 0.8))

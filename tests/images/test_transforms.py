@@ -155,16 +155,16 @@ def test_forty_eight_variants_per_image() -> None:
 
 
 def test_draws_follow_from_seed_and_id_alone() -> None:
-    both, one = draw(3, ["a", "b"]), draw(3, ["b"])
-    assert np.array_equal(both.magnitudes[1:], one.magnitudes)
+    both, second = draw(3, ["a", "b"]), draw(3, ["b"])
+    assert np.array_equal(both.magnitudes[1:], second.magnitudes)
     assert not np.array_equal(both.magnitudes[0], both.magnitudes[1])
-    assert not np.array_equal(draw(4, ["b"]).magnitudes, one.magnitudes)
+    assert not np.array_equal(draw(4, ["b"]).magnitudes, second.magnitudes)
     more = draw(3, ["b"], draws=9, names=["rotate"]).magnitudes
-    first = next(run for run in one.runs() if run.transform.name == "rotate").first
-    assert np.array_equal(more[0, :6], one.magnitudes[0, first : first + 6])
+    first = next(run for run in second.runs() if run.transform.name == "rotate").first
+    assert np.array_equal(more[0, :6], second.magnitudes[0, first : first + 6])
 
 
-def test_what_cannot_be_transformed_is_one_sentence() -> None:
+def test_what_cannot_be_transformed_raises_a_clear_error() -> None:
     with pytest.raises(HeatproofError, match="8-bit images"):
         TRANSFORMS["rotate"].apply(torch.rand(1, 3, 8, 8), torch.zeros(1))
     with pytest.raises(HeatproofError, match="one magnitude per image"):

@@ -95,13 +95,13 @@ def test_a_network_whose_answer_always_changes_is_not_scored() -> None:
             self.register_buffer("known", torch.zeros(1, 3, 8, 8))
 
         def forward(self, x: Tensor) -> Tensor:
-            changed = (x != self.known).any(dim=(1, 2, 3)).float()[:, None]
+            changed = x.ne(self.known).any(dim=(1, 2, 3)).float()[:, None]
             return self.conv(x).relu().mean((2, 3)) * 0.01 + torch.cat([1 - changed, changed], 1)
 
     torch.manual_seed(0)
-    found = adversarial_fragility("gradient", model=Flips(), images=torch.zeros(1, 3, 8, 8))["gradient"]
-    assert torch.isnan(found["ssim"]).all() and found["kept"].tolist() == [0.0]
-    assert "changed the prediction" in found.reasons("ssim")[0]
+    result = adversarial_fragility("gradient", model=Flips(), images=torch.zeros(1, 3, 8, 8))["gradient"]
+    assert torch.isnan(result["ssim"]).all() and result["kept"].tolist() == [0.0]
+    assert "changed the prediction" in result.reasons("ssim")[0]
 
 
 def test_it_repeats_in_any_batch_and_leaves_the_network_alone(trained: Model) -> None:
@@ -121,8 +121,8 @@ def test_a_transformer_is_searched_too() -> None:
         VisionTransformer(img_size=16, patch_size=4, embed_dim=24, depth=2, num_heads=2, num_classes=3)
     )
     images = torch.rand(2, 3, 16, 16)
-    found = adversarial_fragility(["gradcam", "gradient", "rollout"], model=net, images=images, steps=3)
-    assert all(torch.isfinite(one["spearman"]).all() for one in found.values())
+    result = adversarial_fragility(["gradcam", "gradient", "rollout"], model=net, images=images, steps=3)
+    assert all(torch.isfinite(scores["spearman"]).all() for scores in result.values())
 
 
 def test_in_a_run(tmp_path: Path) -> None:
@@ -144,6 +144,6 @@ def test_in_a_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{"epsilon": 0.0}, {"steps": 0}, {"steps": 1.5}])
-def test_bad_options_are_one_sentence(cnn: nn.Sequential, options: dict[str, float]) -> None:
+def test_bad_options_raise_a_clear_error(cnn: nn.Sequential, options: dict[str, float]) -> None:
     with pytest.raises(InputError, match="epsilon > 0 and steps >= 1"):
         hp.metrics.adversarial_fragility("gradcam", model=cnn, images=torch.zeros(1, 3, 32, 32), **options)

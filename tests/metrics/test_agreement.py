@@ -55,13 +55,13 @@ def twin(a: np.ndarray, b: np.ndarray, budget: float) -> dict[str, float]:
 def test_methods_agree_as_their_definitions_say(monkeypatch: Any, images_at_once: int) -> None:
     monkeypatch.setitem(PIXELS_AT_ONCE, "cpu", images_at_once * 3 * 144)
     maps = random_maps()
-    found = method_agreement(maps, budget=0.25)
+    result = method_agreement(maps, budget=0.25)
     pairs = list(combinations(maps, 2))
     for kind in ("spearman", "ssim", "overlap"):
         table = np.array([[twin(maps[a][i], maps[b][i], 0.25)[kind] for a, b in pairs] for i in range(4)])
-        matrix = getattr(found, kind)
+        matrix = getattr(result, kind)
         assert np.allclose([matrix[pair] for pair in pairs], table.mean(0), atol=1e-6)
-        assert np.allclose(found.images[kind], table.mean(1), atol=1e-6)
+        assert np.allclose(result.images[kind], table.mean(1), atol=1e-6)
         assert torch.equal(matrix.values, matrix.values.T) and (matrix.values.diagonal() == 1).all()
         assert (matrix.n + 4 * torch.eye(3) == 4).all() and not matrix.reasons
 
@@ -69,25 +69,25 @@ def test_methods_agree_as_their_definitions_say(monkeypatch: Any, images_at_once
 def test_maps_of_other_sizes_are_compared_at_image_size() -> None:
     explained = torch.zeros(2, dtype=torch.long)
     coarse, fine = (Maps("m", torch.rand(2, n, n), (16, 16), explained) for n in (4, 16))
-    found = method_agreement({"coarse": coarse, "fine": fine, "coarse again": coarse})
-    assert found.spearman["coarse", "coarse again"] == pytest.approx(1)
+    result = method_agreement({"coarse": coarse, "fine": fine, "coarse again": coarse})
+    assert result.spearman["coarse", "coarse again"] == pytest.approx(1)
     expected = [
         spearmanr(a.ravel(), b.ravel()).statistic
         for a, b in zip(coarse.upsample().numpy(), fine.upsample().numpy(), strict=True)
     ]
-    assert found.spearman["coarse", "fine"] == pytest.approx(np.mean(expected), abs=1e-4)
+    assert result.spearman["coarse", "fine"] == pytest.approx(np.mean(expected), abs=1e-4)
 
 
 def test_constant_maps_are_left_out_with_a_reason() -> None:
     maps = random_maps(2)
     maps["m0"][1] = 0.7
     maps["m2"] = -np.ones_like(maps["m0"])
-    found = method_agreement(maps)
-    assert found.spearman.n[0, 1] == 3 and not math.isnan(found.spearman["m0", "m1"])
-    assert math.isnan(found.overlap["m1", "m2"]) and found.overlap.n[1, 2] == 0
-    assert "not constant" in found.overlap.reasons["m1", "m2"]
-    assert found.images["ssim"].isnan().tolist() == [False, True, False, False]
-    assert "fewer than two" in found.images.reasons("ssim")[1]
+    result = method_agreement(maps)
+    assert result.spearman.n[0, 1] == 3 and not math.isnan(result.spearman["m0", "m1"])
+    assert math.isnan(result.overlap["m1", "m2"]) and result.overlap.n[1, 2] == 0
+    assert "not constant" in result.overlap.reasons["m1", "m2"]
+    assert result.images["ssim"].isnan().tolist() == [False, True, False, False]
+    assert "fewer than two" in result.images.reasons("ssim")[1]
 
 
 @SETTINGS
@@ -115,16 +115,16 @@ def test_similarity_is_symmetric_bounded_and_1_for_the_same(values: np.ndarray) 
         ({"a": torch.rand(0, 6, 6), "b": torch.rand(0, 6, 6)}, "no maps"),
     ],
 )
-def test_bad_maps_are_one_sentence(maps: dict[str, Any], sentence: str) -> None:
+def test_bad_maps_raise_a_clear_error(maps: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         method_agreement(maps)
 
 
 def test_zeros_that_fill_no_budget_are_no_agreement() -> None:
-    one, other = torch.zeros(2, 1, 20, 20)
-    one[0, 10, 10] = other[0, 15, 5] = 1
-    found = method_agreement({"one": one, "other": other, "same": one})
-    assert found.overlap["one", "other"] == 0 and found.overlap["one", "same"] == 1
+    first, other = torch.zeros(2, 1, 20, 20)
+    first[0, 10, 10] = other[0, 15, 5] = 1
+    result = method_agreement({"one": first, "other": other, "same": first})
+    assert result.overlap["one", "other"] == 0 and result.overlap["one", "same"] == 1
 
 
 def test_metrics_agree_as_scipy_says_with_directions_turned() -> None:
@@ -134,14 +134,14 @@ def test_metrics_agree_as_scipy_says_with_directions_turned() -> None:
         name: dict(zip(methods, rng.random(6).round(1), strict=True))
         for name in ("insertion", "deletion", "mine")
     }
-    found = metric_agreement(table, higher_is_better={"mine": True})
+    result = metric_agreement(table, higher_is_better={"mine": True})
     columns = {name: np.array(list(column.values())) for name, column in table.items()}
     columns["deletion"] = -columns["deletion"]
     for pair in combinations(table, 2):
         sides = [columns[name] for name in pair]
-        assert found.spearman[pair] == pytest.approx(spearmanr(*sides).statistic)
-        assert found.kendall[pair] == pytest.approx(kendalltau(*sides).statistic)
-    assert found.kendall.n[0, 1] == 6
+        assert result.spearman[pair] == pytest.approx(spearmanr(*sides).statistic)
+        assert result.kendall[pair] == pytest.approx(kendalltau(*sides).statistic)
+    assert result.kendall.n[0, 1] == 6
 
 
 def test_metric_agreement_needs_three_methods_with_both_scores() -> None:
@@ -150,24 +150,24 @@ def test_metric_agreement_needs_three_methods_with_both_scores() -> None:
         "deletion": {"a": 0.1, "b": math.nan, "c": 0.5},
         "pointing": dict.fromkeys("abcd", 1.0),
     }
-    found = metric_agreement(table)
-    assert math.isnan(found.spearman["insertion", "deletion"]) and found.spearman.n[0, 1] == 2
-    assert "fewer than three" in found.spearman.reasons["insertion", "deletion"]
-    assert "pointing is the same everywhere" in found.kendall.reasons["insertion", "pointing"]
+    result = metric_agreement(table)
+    assert math.isnan(result.spearman["insertion", "deletion"]) and result.spearman.n[0, 1] == 2
+    assert "fewer than three" in result.spearman.reasons["insertion", "deletion"]
+    assert "pointing is the same everywhere" in result.kendall.reasons["insertion", "pointing"]
     with pytest.raises(InputError, match="whether more of 'mine' is better is not known"):
         metric_agreement({"mine": {"a": 1.0}, "insertion": {"a": 1.0}})
     with pytest.raises(InputError, match="at least two metrics"):
         metric_agreement({"insertion": {"a": 1.0}})
 
 
-@pytest.mark.parametrize("low, high", [(0.0, 1e39), (0.0, 1e-50), (1.0, 1.0 + 1e-9)])
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1e39), (0.0, 1e-50), (1.0, 1.0 + 1e-9)])
 def test_every_metric_sees_the_contrast_that_float32_would_lose(low: float, high: float) -> None:
     values = torch.full((1, 6, 6), low, dtype=torch.float64)
     values[0, 2, 3] = high
     mask = values[0] == high
     assert map_similarity(values, values)["ssim"].tolist() == pytest.approx([1.0])
     assert structure(values, mask, ~mask, mask)["fmr"].tolist() == pytest.approx([1.0], abs=1e-5)
-    found = insertion_deletion(values, model=small_cnn(), images=torch.rand(1, 3, 6, 6))
-    assert not constant(values).any() and found.scores.reasons("insertion") == [""]
+    result = insertion_deletion(values, model=small_cnn(), images=torch.rand(1, 3, 6, 6))
+    assert not constant(values).any() and result.scores.reasons("insertion") == [""]
     assert localise(values, masks=mask, budget=0.05)["inside"].tolist() == [1.0]
     assert cose_map(values)[0, 2, 3] == 1

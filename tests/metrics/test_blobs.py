@@ -36,28 +36,28 @@ def test_equals_a_slow_twin(seed: int, height: int, width: int, budget: float) -
     maps = torch.from_numpy(np.random.default_rng(seed).random((3, height, width), dtype=np.float32))
     if math.floor(budget * height * width + 1e-9) < 1:
         return
-    found = hp.metrics.dispersion(maps, budget=budget)
+    result = hp.metrics.dispersion(maps, budget=budget)
     for i, mask in enumerate(budget_masks(maps, budget).numpy()):
         shares = np.array(slow_areas(mask)) / mask.sum()
-        assert found["dispersion"][i].item() == pytest.approx(1 - (shares**2).sum(), abs=1e-6)
-        assert found["dispersion_blobs"][i].item() == (shares >= 0.05).sum()
+        assert result["dispersion"][i].item() == pytest.approx(1 - (shares**2).sum(), abs=1e-6)
+        assert result["dispersion_blobs"][i].item() == (shares >= 0.05).sum()
 
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**31))
 def test_bounds_and_what_changes_nothing(seed: int) -> None:
     maps = torch.from_numpy(np.random.default_rng(seed).random((2, 9, 9), dtype=np.float32))
-    found = hp.metrics.dispersion(maps)
-    assert ((found["dispersion"] >= 0) & (found["dispersion"] < 1)).all()
+    result = hp.metrics.dispersion(maps)
+    assert ((result["dispersion"] >= 0) & (result["dispersion"] < 1)).all()
     for other in (maps * 7, maps**3, maps.flip(1), maps.transpose(1, 2)):
-        assert torch.allclose(hp.metrics.dispersion(other)["dispersion"], found["dispersion"], atol=1e-6)
+        assert torch.allclose(hp.metrics.dispersion(other)["dispersion"], result["dispersion"], atol=1e-6)
 
 
 def test_zeros_are_no_blob() -> None:
     maps = torch.zeros(1, 20, 20)
     maps[0, 15, 15] = 1
-    found = hp.metrics.dispersion(maps)
-    assert found["dispersion"].item() == 0 and found["dispersion_blobs"].item() == 1
+    result = hp.metrics.dispersion(maps)
+    assert result["dispersion"].item() == 0 and result["dispersion_blobs"].item() == 1
 
 
 def test_one_blob_two_blobs_dust_and_nothing() -> None:
@@ -65,7 +65,7 @@ def test_one_blob_two_blobs_dust_and_nothing() -> None:
     maps[0, 2:10, 2:12] = 1
     maps[1, 2:6, 2:12], maps[1, 12:16, 2:12] = 1, 1
     maps[2, ::2, ::2] = torch.arange(100.0).reshape(10, 10) + 1
-    found = hp.metrics.dispersion(maps)
-    assert found["dispersion"][:2].tolist() == pytest.approx([0, 0.5])
-    assert found["dispersion_blobs"][:2].tolist() == [1, 2]
-    assert math.isnan(found["dispersion"][3]) and "constant" in found.reasons("dispersion")[3]
+    result = hp.metrics.dispersion(maps)
+    assert result["dispersion"][:2].tolist() == pytest.approx([0, 0.5])
+    assert result["dispersion_blobs"][:2].tolist() == [1, 2]
+    assert math.isnan(result["dispersion"][3]) and "constant" in result.reasons("dispersion")[3]

@@ -52,9 +52,9 @@ def test_multiclass_equals_sklearn(seed: int, classes: int) -> None:
     predicted = z.argmax(1)
     for outputs, logits in ((p, False), (z, True)):
         assert accuracy(y, outputs, logits=logits).value == pytest.approx(accuracy_score(y, predicted))
-        found = recall(y, outputs, logits=logits)
-        assert found.value == pytest.approx(balanced_accuracy_score(y, predicted))
-        assert list(found.classes.values()) == pytest.approx(recall_score(y, predicted, average=None))
+        result = recall(y, outputs, logits=logits)
+        assert result.value == pytest.approx(balanced_accuracy_score(y, predicted))
+        assert list(result.classes.values()) == pytest.approx(recall_score(y, predicted, average=None))
 
 
 def test_saturated_logits_still_rank() -> None:
@@ -73,11 +73,11 @@ def test_slow_twin_counts_pairs() -> None:
 
 
 def test_one_class_only_is_nan_with_a_reason() -> None:
-    found = auc([1, 1, 1], [0.2, 0.5, 0.9])
-    assert math.isnan(found.value) and "class 0, 1" in found.reason
-    found = recall([1, 1, 1], [0.2, 0.6, 0.9])
-    assert found.value == pytest.approx(2 / 3) and math.isnan(found.classes[0])
-    assert found.reason == "left out: class 0 has no image"
+    result = auc([1, 1, 1], [0.2, 0.5, 0.9])
+    assert math.isnan(result.value) and "class 0, 1" in result.reason
+    result = recall([1, 1, 1], [0.2, 0.6, 0.9])
+    assert result.value == pytest.approx(2 / 3) and math.isnan(result.classes[0])
+    assert result.reason == "left out: class 0 has no image"
     three = auc([0, 0, 1, 1], softmax(np.random.default_rng(0).normal(size=(4, 3))))
     assert math.isnan(three.classes[2]) and not math.isnan(three.value) and "class 2" in three.reason
     for metric in (accuracy, recall, auc):
@@ -116,7 +116,7 @@ def test_gpu_gives_the_same() -> None:
         ([0, 1], [0.5, float("inf")], True, "logits must be finite"),
     ],
 )
-def test_bad_input_is_one_clear_sentence(labels: list, probs: list, logits: bool, sentence: str) -> None:
+def test_bad_input_raises_a_clear_error(labels: list, probs: list, logits: bool, sentence: str) -> None:
     for metric in (accuracy, recall, auc):
         with pytest.raises(InputError) as error:
             metric(labels, probs, logits=logits)
@@ -174,7 +174,7 @@ def test_the_paired_error_is_that_of_a_bootstrap_over_images(classes: int) -> No
     rng, differences = np.random.default_rng(0), []
     members = [np.flatnonzero(y == c) for c in range(classes)]
     for _ in range(400):
-        drawn = np.concatenate([rng.choice(one, len(one)) for one in members])
+        drawn = np.concatenate([rng.choice(member, len(member)) for member in members])
         differences.append(auc(y[drawn], first[drawn]).value - auc(y[drawn], second[drawn]).value)
     errors = [auc_errors(y, p) for p in (first, second)]
     paired = float(((errors[0] - errors[1]) ** 2).sum()) ** 0.5

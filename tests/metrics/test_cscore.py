@@ -92,25 +92,25 @@ def test_maps_are_scored_at_image_size() -> None:
 def test_by_class_equals_the_slow_twin_over_gold_lists() -> None:
     rng = np.random.default_rng(3)
     maps, y, probs = random_maps(40).numpy(), rng.integers(0, 3, 40), rng.dirichlet([0.6] * 3, 40)
-    found = cscore_by_class(maps, y, probs)
+    result = cscore_by_class(maps, y, probs)
     top = bottom = 0.0
     for c in range(3):
         gold = [i for i in range(40) if y[i] == c and probs[i, c] >= 0.5]
-        assert found.classes[c].n == len(gold) >= 2
+        assert result.classes[c].n == len(gold) >= 2
         expected = slow_cscore(maps[gold], probs[gold, c])
-        assert found.classes[c].value == pytest.approx(expected, abs=1e-6)
+        assert result.classes[c].value == pytest.approx(expected, abs=1e-6)
         top, bottom = top + len(gold) * expected, bottom + len(gold)
-    assert found.overall.value == pytest.approx(top / bottom, abs=1e-6)
-    assert found.overall.n == bottom
-    assert found.overall.interval[0] <= found.overall.value <= found.overall.interval[1]
+    assert result.overall.value == pytest.approx(top / bottom, abs=1e-6)
+    assert result.overall.n == bottom
+    assert result.overall.interval[0] <= result.overall.value <= result.overall.interval[1]
 
 
 def test_one_logit_probabilities_are_those_of_class_one() -> None:
     p, y, maps = np.array([0.1, 0.4, 0.6, 0.9, 0.8, 0.3]), [0, 0, 0, 1, 1, 1], random_maps(6)
-    one, column, two = (cscore_by_class(maps, y, q) for q in (p, p[:, None], np.stack([1 - p, p], 1)))
-    assert one == column == two
-    assert [one.classes[c].n for c in (0, 1)] == [2, 2]
-    assert one.classes[0].value == pytest.approx(slow_cscore(maps[:2].numpy(), 1 - p[:2]), abs=1e-6)
+    flat, column, two = (cscore_by_class(maps, y, q) for q in (p, p[:, None], np.stack([1 - p, p], 1)))
+    assert flat == column == two
+    assert [flat.classes[c].n for c in (0, 1)] == [2, 2]
+    assert flat.classes[0].value == pytest.approx(slow_cscore(maps[:2].numpy(), 1 - p[:2]), abs=1e-6)
 
 
 def test_soft_iou_of_single_maps_of_batches_and_of_maps() -> None:
@@ -248,8 +248,8 @@ def test_bootstrap_equals_resampling_by_hand() -> None:
             weight = [p[i] + p[j] for i, j in pairs]
             values.append(np.average([s[i][j] for i, j in pairs], weights=weight))
     expected = np.quantile(values, [0.025, 0.975])
-    found = cscore(maps, p, resamples=resamples, seed=5)
-    assert found.interval == pytest.approx(tuple(expected), abs=1e-6)
+    result = cscore(maps, p, resamples=resamples, seed=5)
+    assert result.interval == pytest.approx(tuple(expected), abs=1e-6)
     assert cscore(maps, p, seed=5) == cscore(maps, p, seed=5)
     assert cscore(maps, p, seed=6).interval != cscore(maps, p, seed=5).interval
 
@@ -295,9 +295,9 @@ def test_sampled_intervals_cover_the_exact_value() -> None:
     assert not exact.sampled
     inside = 0
     for seed in range(40):
-        found = cscore(maps, p, exact_up_to=10, half_width=0.01, resamples=0, seed=seed)
-        assert found.sampled and found.n == 60
-        inside += found.interval[0] <= exact.value <= found.interval[1]
+        result = cscore(maps, p, exact_up_to=10, half_width=0.01, resamples=0, seed=seed)
+        assert result.sampled and result.n == 60
+        inside += result.interval[0] <= exact.value <= result.interval[1]
     assert inside >= 34  # 95 % of 40 is 38; fewer than 34 has a chance below 1 %
 
 
@@ -309,9 +309,9 @@ def test_ten_thousand_maps_reach_the_half_width(spread: str) -> None:
         values = torch.zeros(n, 7, 7)
         values[::2, 1, 1] = values[1::2, 5, 5] = 1
     maps = Maps("any", values, (14, 14), torch.zeros(n, dtype=torch.long))
-    found = cscore(maps, confidences(n))
-    assert found.sampled
-    assert found.interval[1] - found.interval[0] < 2 * 0.005
+    result = cscore(maps, confidences(n))
+    assert result.sampled
+    assert result.interval[1] - result.interval[0] < 2 * 0.005
 
 
 def test_sampled_pairs_adapt_and_stop_at_the_cap() -> None:
@@ -325,11 +325,11 @@ def test_sampled_pairs_adapt_and_stop_at_the_cap() -> None:
 
 def test_sampled_classes_mix_with_exact_ones() -> None:
     maps, y = random_maps(90, 5), [0] * 60 + [1] * 30
-    found = cscore_by_class(maps, y, np.eye(2)[y], exact_up_to=40)
-    assert found.classes[0].sampled and not found.classes[1].sampled and found.overall.sampled
+    result = cscore_by_class(maps, y, np.eye(2)[y], exact_up_to=40)
+    assert result.classes[0].sampled and not result.classes[1].sampled and result.overall.sampled
     exact = cscore_by_class(maps, y, np.eye(2)[y])
-    assert found.overall.value == pytest.approx(exact.overall.value, abs=0.01)
-    assert found.overall.interval[0] < found.overall.value < found.overall.interval[1]
+    assert result.overall.value == pytest.approx(exact.overall.value, abs=0.01)
+    assert result.overall.interval[0] < result.overall.value < result.overall.interval[1]
 
 
 # ---- what is not defined
@@ -337,13 +337,13 @@ def test_sampled_classes_mix_with_exact_ones() -> None:
 
 def test_empty_single_and_all_empty_lists() -> None:
     maps = random_maps(5)
-    found = cscore_by_class(maps, [0, 0, 0, 1, 2], [[0.9, 0.1, 0]] * 3 + [[0, 1, 0], [0.5, 0.2, 0.3]])
-    full, single, empty = (found.classes[c] for c in range(3))
+    result = cscore_by_class(maps, [0, 0, 0, 1, 2], [[0.9, 0.1, 0]] * 3 + [[0, 1, 0], [0.5, 0.2, 0.3]])
+    full, single, empty = (result.classes[c] for c in range(3))
     assert full.n == 3 and not full.reason
     assert math.isnan(single.value) and single.n == 1 and single.reason == "a single image has no pair"
     assert empty.value == 0 and empty.n == 0 and empty.reason == "the gold list is empty"
-    assert found.overall.value == full.value and found.overall.n == 3
-    assert found.overall.reason == "class 1 left out: a single image has no pair"
+    assert result.overall.value == full.value and result.overall.n == 3
+    assert result.overall.reason == "class 1 left out: a single image has no pair"
 
     nothing = cscore_by_class(maps, [0] * 5, [0.9] * 5)
     assert math.isnan(nothing.overall.value) and nothing.overall.reason == "every gold list is empty"
@@ -355,12 +355,12 @@ def test_empty_single_and_all_empty_lists() -> None:
 def test_degenerate_maps_are_counted_and_score_zero() -> None:
     maps = random_maps(4)
     maps[0], maps[1] = 0, 3.0  # a constant map says nothing either
-    found = cscore(maps, [0.9] * 4)
-    assert found.degenerate == 0.5
-    assert found.value == pytest.approx(slow_cscore(maps.numpy(), np.full(4, 0.9)), abs=1e-6)
+    result = cscore(maps, [0.9] * 4)
+    assert result.degenerate == 0.5
+    assert result.value == pytest.approx(slow_cscore(maps.numpy(), np.full(4, 0.9)), abs=1e-6)
     blank = cscore(torch.zeros(3, 4, 4), [0.9] * 3)
     assert (blank.value, blank.degenerate, blank.interval) == (0, 1, (0, 0))
-    assert blank.reason == BLANK and not found.reason
+    assert blank.reason == BLANK and not result.reason
     sampled = cscore(torch.zeros(4, 3, 3), [0.5] * 4, exact_up_to=3)
     assert sampled.sampled and sampled.reason == BLANK
     maps, probs = (
@@ -373,8 +373,8 @@ def test_degenerate_maps_are_counted_and_score_zero() -> None:
 
 
 def test_zero_confidence_is_not_a_score() -> None:
-    found = cscore(random_maps(3), [0.0, 0.0, 0.0])
-    assert math.isnan(found.value) and found.reason == "every confidence is zero"
+    result = cscore(random_maps(3), [0.0, 0.0, 0.0])
+    assert math.isnan(result.value) and result.reason == "every confidence is zero"
 
 
 def test_global_leaves_out_nan_and_weighs_empty_classes_nothing() -> None:
@@ -390,13 +390,13 @@ def test_anchor_replaces_the_gold_list_but_not_the_confidence() -> None:
     now, last = np.full(8, 0.9), np.array([0.1, 0.2, 0.3, 0.9, 0.9, 0.8, 0.2, 0.7])
     anchor = gold_list(y, last)
     assert anchor.tolist() == [True, True, True, False, True, True, False, True]
-    found = cscore_by_class(maps, y, now, anchor=anchor)
-    assert [found.classes[c].n for c in (0, 1)] == [3, 3]
-    assert found.classes[1].value == pytest.approx(
+    result = cscore_by_class(maps, y, now, anchor=anchor)
+    assert [result.classes[c].n for c in (0, 1)] == [3, 3]
+    assert result.classes[1].value == pytest.approx(
         slow_cscore(maps[[4, 5, 7]].numpy(), now[[4, 5, 7]]), abs=1e-6
     )
     same = cscore_by_class(maps, y, now, anchor=[0, 1, 2, 4, 5, 7])
-    assert (same.classes, same.overall) == (found.classes, found.overall)
+    assert (same.classes, same.overall) == (result.classes, result.overall)
 
 
 def test_adaptive_threshold_survives_a_shift_and_follows_the_ranking() -> None:
@@ -423,13 +423,13 @@ def slow_calibrated(y: np.ndarray, p: np.ndarray) -> np.ndarray:
         members = [i for i in range(len(y)) if y[i] == c]
         for place, i in enumerate(sorted(members, key=lambda i: own[i])):
             fold[i] = place % 2
-    found = []
+    probabilities = []
     for i in range(len(y)):
         others = [j for j in range(len(y)) if fold[j] != fold[i]]
         t = temperature(y[others], both[others])
         powers = both[i] ** (1 / t)
-        found.append(powers[y[i]] / powers.sum())
-    return np.array(found)
+        probabilities.append(powers[y[i]] / powers.sum())
+    return np.array(probabilities)
 
 
 @given(st.integers(0, 10_000), st.integers(2, 4), st.integers(4, 30))
@@ -497,7 +497,7 @@ Y, P = [0, 1, 1], [0.9, 0.8, 0.7]
         (lambda m: global_cscore([0.5], [-1]), "must not be negative"),
     ],
 )
-def test_bad_input_is_one_clear_sentence(call, sentence: str) -> None:
+def test_bad_input_raises_a_clear_error(call, sentence: str) -> None:
     with pytest.raises(InputError) as error:
         call(random_maps(3))
     assert sentence in str(error.value) and "\n" not in str(error.value)
@@ -521,8 +521,8 @@ FAR = {  # what float32 cannot hold
 @pytest.mark.parametrize("size", [(2, 2), (7, 9)])
 def test_maps_are_normalised_in_their_own_precision(kind: str, size: tuple[int, int]) -> None:
     maps = Maps("m", FAR[kind].expand(3, 2, 2), size, torch.zeros(3))
-    found = cscore(maps, [0.9, 0.6, 0.75])
-    assert (found.value, found.degenerate, found.reason) == (pytest.approx(1.0), 0.0, "")
+    result = cscore(maps, [0.9, 0.6, 0.75])
+    assert (result.value, result.degenerate, result.reason) == (pytest.approx(1.0), 0.0, "")
     assert not maps.degenerate.any()
     assert maps.upsample().dtype == torch.float32 and maps.upsample().amax() == 1
 

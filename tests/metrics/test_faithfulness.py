@@ -76,22 +76,22 @@ PERFECT = {
 
 @pytest.mark.parametrize("rule", PERFECT)
 def test_a_perfect_map_has_the_area_found_by_hand(rule: str) -> None:
-    found = insertion_deletion(
+    result = insertion_deletion(
         key_map(), 1, model=key_model(rule), images=torch.ones(1, 1, 10, 10), baseline="black"
     )
     insertion, deletion = PERFECT[rule]
-    assert found.insertion_auc.item() == pytest.approx(insertion, abs=1e-6)
-    assert found.deletion_auc.item() == pytest.approx(deletion, abs=1e-6)
+    assert result.insertion_auc.item() == pytest.approx(insertion, abs=1e-6)
+    assert result.deletion_auc.item() == pytest.approx(deletion, abs=1e-6)
 
 
 @pytest.mark.parametrize("rule", PERFECT)
 def test_a_reversed_map_has_the_areas_swapped(rule: str) -> None:
-    found = insertion_deletion(
+    result = insertion_deletion(
         key_map(False), 1, model=key_model(rule), images=torch.ones(1, 1, 10, 10), baseline="black"
     )
     insertion, deletion = PERFECT[{"share": "share", "all": "any", "any": "all"}[rule]]
-    assert found.insertion_auc.item() == pytest.approx(1 - insertion, abs=1e-6)
-    assert found.deletion_auc.item() == pytest.approx(1 - deletion, abs=1e-6)
+    assert result.insertion_auc.item() == pytest.approx(1 - insertion, abs=1e-6)
+    assert result.deletion_auc.item() == pytest.approx(1 - deletion, abs=1e-6)
 
 
 def test_one_key_pixel_gives_deletion_0_and_insertion_1_up_to_half_a_step() -> None:
@@ -102,14 +102,14 @@ def test_one_key_pixel_gives_deletion_0_and_insertion_1_up_to_half_a_step() -> N
     values = torch.zeros(1, 10, 10)
     values[0, 4, 7] = 1
     model = Model(OnePixel(), preprocess=PLAIN)
-    found = insertion_deletion(values, 1, model=model, images=torch.ones(1, 1, 10, 10), baseline="black")
-    assert found.deletion[0].tolist() == [1.0] + [0.0] * 100
-    assert found.insertion[0].tolist() == [0.0] + [1.0] * 100
-    assert found.deletion_auc.item() == pytest.approx(0.005) and found.insertion_auc.item() == pytest.approx(
-        0.995
-    )
+    result = insertion_deletion(values, 1, model=model, images=torch.ones(1, 1, 10, 10), baseline="black")
+    assert result.deletion[0].tolist() == [1.0] + [0.0] * 100
+    assert result.insertion[0].tolist() == [0.0] + [1.0] * 100
+    assert result.deletion_auc.item() == pytest.approx(
+        0.005
+    ) and result.insertion_auc.item() == pytest.approx(0.995)
     other = insertion_deletion(values, 0, model=model, images=torch.ones(1, 1, 10, 10), baseline="black")
-    assert torch.allclose(other.insertion, 1 - found.insertion)
+    assert torch.allclose(other.insertion, 1 - result.insertion)
 
 
 def twin(
@@ -147,16 +147,16 @@ def test_equals_the_slow_twin(kind: str) -> None:
     rng = np.random.default_rng(0)
     images = rng.normal(size=(2, 3, 9, 11))
     values = rng.integers(-2, 4, size=(2, 9, 11)).astype(np.float32)  # ties and negatives
-    found = insertion_deletion(
+    result = insertion_deletion(
         values, [1, 4], model=net, images=torch.from_numpy(images), baseline=kind, steps=14, seed=5
     )
-    assert found.insertion.shape == found.deletion.shape == (2, 15) and found.baseline == kind
+    assert result.insertion.shape == result.deletion.shape == (2, 15) and result.baseline == kind
     for i, target in enumerate((1, 4)):
         expected = twin(net, images[i], values[i], target, twin_baseline(kind, images[i], 5), 14)
-        for mine, theirs in zip((found.insertion[i], found.deletion[i]), expected, strict=True):
+        for mine, theirs in zip((result.insertion[i], result.deletion[i]), expected, strict=True):
             assert np.allclose(mine.numpy(), theirs, atol=1e-6 if kind == "black" else 1e-9)
         areas = [np.trapezoid(curve, dx=1 / 14) for curve in expected]
-        assert np.allclose([found.insertion_auc[i], found.deletion_auc[i]], areas, atol=1e-6)
+        assert np.allclose([result.insertion_auc[i], result.deletion_auc[i]], areas, atol=1e-6)
 
 
 @SETTINGS
@@ -189,37 +189,37 @@ def test_passes_are_counted() -> None:
     needed = 3 * 3 * 2 * 99 + 2 * 3
     for batch in (7, 64):
         with counting(net) as passes:
-            found = insertion_deletion(maps, model=net, images=images, batch_size=batch)
+            result = insertion_deletion(maps, model=net, images=images, batch_size=batch)
         tried = passes.batches[0] == 1  # the folded network, once
         assert passes.forward - tried == math.ceil(needed / batch) and sum(passes.batches) - tried == needed
         assert max(passes.batches) == batch and passes.backward == 0
-        assert all(one.passes == 3 * 200 and not one.adaptive for one in found.values())
+        assert all(curves.passes == 3 * 200 and not curves.adaptive for curves in result.values())
     with counting(net) as passes:
-        found = insertion_deletion(maps, model=net, images=images, adaptive=True, batch_size=64)
+        result = insertion_deletion(maps, model=net, images=images, adaptive=True, batch_size=64)
     assert needed / 3 >= 3 * 3 * 64 + 2 * 3 >= sum(passes.batches) - 1
-    assert all(one.passes == 3 * 66 and one.adaptive for one in found.values())
+    assert all(curves.passes == 3 * 66 and curves.adaptive for curves in result.values())
 
 
 def test_progress_counts_every_input() -> None:
     seen: list[int] = []
-    found = insertion_deletion(
+    result = insertion_deletion(
         torch.rand(2, 4, 4), model=tiny(), images=torch.randn(2, 3, 16, 16), progress=seen.append
     )
-    assert sum(seen) == found.passes == 400
+    assert sum(seen) == result.passes == 400
 
 
 def test_end_points_are_the_image_and_the_baseline(cnn: nn.Sequential) -> None:
     images = torch.randn(4, 3, 32, 32)
     maps = hp.explain(cnn, images, ["gradcam", "random"])
-    found = insertion_deletion(
+    result = insertion_deletion(
         maps, torch.tensor([0, 1, 2, 3]), model=cnn, images=images, baseline="mean", steps=10
     )
     ends = [images, baseline_images(Model(cnn), images, "mean")]
     whole, empty = (cnn(end).softmax(1)[torch.arange(4), torch.arange(4)] for end in ends)
-    for one in found.values():
-        assert torch.allclose(one.deletion[:, 0], whole) and torch.allclose(one.deletion[:, -1], empty)
-        assert torch.equal(one.insertion[:, -1], one.deletion[:, 0])
-        assert torch.equal(one.insertion[:, 0], one.deletion[:, -1])
+    for curves in result.values():
+        assert torch.allclose(curves.deletion[:, 0], whole) and torch.allclose(curves.deletion[:, -1], empty)
+        assert torch.equal(curves.insertion[:, -1], curves.deletion[:, 0])
+        assert torch.equal(curves.insertion[:, 0], curves.deletion[:, -1])
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
@@ -249,10 +249,10 @@ def test_rescaling_a_map_changes_nothing(cnn: nn.Sequential) -> None:
 def test_targets_default_to_the_prediction(cnn: nn.Sequential) -> None:
     images, values = torch.randn(6, 3, 32, 32), torch.rand(6, 8, 8)
     predicted = cnn(images).argmax(1)
-    found = insertion_deletion(values, model=cnn, images=images, steps=5, batch_size=4)
+    result = insertion_deletion(values, model=cnn, images=images, steps=5, batch_size=4)
     named = insertion_deletion(values, predicted, model=cnn, images=images, steps=5)
-    assert torch.equal(found.targets, predicted) and torch.allclose(
-        found.insertion, named.insertion, atol=1e-6
+    assert torch.equal(result.targets, predicted) and torch.allclose(
+        result.insertion, named.insertion, atol=1e-6
     )
 
 
@@ -261,17 +261,17 @@ def test_a_constant_map_is_not_scored_and_costs_nothing(cnn: nn.Sequential) -> N
     values[1] = -0.3
     for adaptive in (False, True):
         with counting(cnn) as passes:
-            found = insertion_deletion(values, 0, model=cnn, images=images, adaptive=adaptive)
+            result = insertion_deletion(values, 0, model=cnn, images=images, adaptive=adaptive)
         assert (
-            found.insertion_auc.isnan().tolist()
-            == found.deletion_auc.isnan().tolist()
+            result.insertion_auc.isnan().tolist()
+            == result.deletion_auc.isnan().tolist()
             == [False, True, False]
         )
-        assert found.insertion[1].isnan().all() and not found.deletion[[0, 2]].isnan().any()
-        assert [bool(reason) for reason in found.scores.reasons("insertion")] == [False, True, False]
-        assert found.flat.double().mean() == pytest.approx(1 / 3)
-        assert found.passes == 2 * 2 * (32 if adaptive else 99) + 6
-        assert 0 <= sum(passes.batches) - found.passes <= 2  # inputs that try the folded network
+        assert result.insertion[1].isnan().all() and not result.deletion[[0, 2]].isnan().any()
+        assert [bool(reason) for reason in result.scores.reasons("insertion")] == [False, True, False]
+        assert result.flat.double().mean() == pytest.approx(1 / 3)
+        assert result.passes == 2 * 2 * (32 if adaptive else 99) + 6
+        assert 0 <= sum(passes.batches) - result.passes <= 2  # inputs that try the folded network
 
 
 def test_the_model_is_left_as_it_was() -> None:
@@ -350,8 +350,8 @@ def test_a_walk_is_decided_where_it_is_known_or_plainly_on_one_side_of_every_flo
     floors = torch.tensor([False, False, False, False, True])
     # known; plain; too near the floor; plain but too rough; a floor itself
     assert decided(areas, errors, floors)[:, 0].tolist() == [True, True, False, False, False]
-    nobody = torch.zeros(5, dtype=torch.bool)
-    assert decided(areas, errors, nobody)[:, 0].tolist() == [True, False, False, False, False]
+    none_blank = torch.zeros(5, dtype=torch.bool)
+    assert decided(areas, errors, none_blank)[:, 0].tolist() == [True, False, False, False, False]
 
 
 def test_a_decided_walk_takes_fewer_points_and_says_so(cnn: nn.Sequential) -> None:
@@ -361,19 +361,19 @@ def test_a_decided_walk_takes_fewer_points_and_says_so(cnn: nn.Sequential) -> No
         insertion_deletion(maps, 1, model=cnn, images=images, adaptive=how) for how in (True, "decided")
     )
     exact = insertion_deletion(maps, 1, model=cnn, images=images)
-    for name, one in short.items():
-        assert one.adaptive == "decided" and one.passes < third[name].passes
-        assert one.passes == int((one.points - 4).sum()) + 2 * 6 and (one.points >= 22).all()
-        assert (one.insertion_auc - exact[name].insertion_auc).abs().max() < 0.02
-        assert {"insertion_error", "deletion_points"} <= set(one.scores)
+    for name, curves in short.items():
+        assert curves.adaptive == "decided" and curves.passes < third[name].passes
+        assert curves.passes == int((curves.points - 4).sum()) + 2 * 6 and (curves.points >= 22).all()
+        assert (curves.insertion_auc - exact[name].insertion_auc).abs().max() < 0.02
+        assert {"insertion_error", "deletion_points"} <= set(curves.scores)
         assert exact[name].insertion_error.abs().max() == 0 and "insertion_error" not in exact[name].scores
     alone = insertion_deletion(
-        {name: one.take([3]) for name, one in maps.items()}, 1, model=cnn, images=images[3:4],
+        {name: method_maps.take([3]) for name, method_maps in maps.items()}, 1, model=cnn, images=images[3:4],
         adaptive="decided", batch_size=7,
     )  # fmt: skip
-    for name, one in alone.items():
-        assert one.points.item() == short[name].points[3].item()
-        torch.testing.assert_close(one.insertion[0], short[name].insertion[3], rtol=1e-4, atol=1e-5)
+    for name, curves in alone.items():
+        assert curves.points.item() == short[name].points[3].item()
+        torch.testing.assert_close(curves.insertion[0], short[name].insertion[3], rtol=1e-4, atol=1e-5)
 
 
 def test_straight_lines_keep_what_is_known() -> None:
@@ -398,7 +398,7 @@ def test_straight_lines_keep_what_is_known() -> None:
         ({"adaptive": "soon"}, "true, false or 'decided'"),
     ],
 )
-def test_bad_input_is_one_sentence(cnn: nn.Sequential, change: dict[str, Any], sentence: str) -> None:
+def test_bad_input_raises_a_clear_error(cnn: nn.Sequential, change: dict[str, Any], sentence: str) -> None:
     arguments = {"images": torch.randn(2, 3, 32, 32), "maps": torch.rand(2, 4, 4), **change}
     with pytest.raises(InputError, match=sentence):
         insertion_deletion(model=cnn, **arguments)
@@ -457,22 +457,22 @@ def test_a_mask_without_pixels_has_no_drop(cnn: nn.Sequential) -> None:
 @given(arrays(np.float64, (2, 12), elements=st.integers(0, 4).map(float)))
 def test_occlusion_correlation_is_scipys_spearman(values: np.ndarray) -> None:
     mass, drop = values
-    found = occlusion_correlation(torch.from_numpy(mass), drop)
+    result = occlusion_correlation(torch.from_numpy(mass), drop)
     if np.ptp(mass) and np.ptp(drop):
         expected = spearmanr(mass, drop)
-        assert found == (pytest.approx(expected.statistic), pytest.approx(expected.pvalue), 12, "")
+        assert result == (pytest.approx(expected.statistic), pytest.approx(expected.pvalue), 12, "")
     else:
         assert (
-            math.isnan(found.rho)
-            and math.isnan(found.p)
-            and found.n == 12
-            and "same everywhere" in found.reason
+            math.isnan(result.rho)
+            and math.isnan(result.p)
+            and result.n == 12
+            and "same everywhere" in result.reason
         )
 
 
 def test_undefined_drops_are_left_out_and_counted() -> None:
-    found = occlusion_correlation([0.1, 0.2, math.nan, 0.4, 0.3], [1.0, 2.0, 3.0, 4.0, math.nan])
-    assert found.n == 3 and found.rho == pytest.approx(1)
+    result = occlusion_correlation([0.1, 0.2, math.nan, 0.4, 0.3], [1.0, 2.0, 3.0, 4.0, math.nan])
+    assert result.n == 3 and result.rho == pytest.approx(1)
     assert "fewer than three" in occlusion_correlation([0.1, 0.2], [1.0, math.nan]).reason
     with pytest.raises(InputError, match="they must match"):
         occlusion_correlation([0.1, 0.2], [1.0])
@@ -485,12 +485,12 @@ def test_mixed_inputs_are_picked_pixel_by_pixel_to_the_bit_and_lie_as_networks_r
     generator = torch.Generator().manual_seed(0)
     images, others = torch.randn(2, 3, 3, *size, generator=generator)
     rows = torch.tensor([2, 0, 0, 1, 2])
-    shown = torch.rand(5, *size, generator=generator) < 0.5
+    mask = torch.rand(5, *size, generator=generator) < 0.5
     for lying in (images, images.contiguous(memory_format=memory_format(images))):
-        made = mixed(shown, lying, others, rows)
-        assert torch.equal(made, torch.where(shown[:, None], images[rows], others[rows]))
+        made = mixed(mask, lying, others, rows)
+        assert torch.equal(made, torch.where(mask[:, None], images[rows], others[rows]))
         assert made.is_contiguous(memory_format=memory_format(images))
     segments = torch.randint(0, 4, (3, *size), generator=generator)
     on = torch.rand(5, 4, generator=generator) < 0.5
-    shown = torch.stack([on[j][segments[row]] for j, row in enumerate(rows)])
-    assert torch.equal(mixed(on, images, others, rows, segments), mixed(shown, images, others, rows))
+    mask = torch.stack([on[j][segments[row]] for j, row in enumerate(rows)])
+    assert torch.equal(mixed(on, images, others, rows, segments), mixed(mask, images, others, rows))

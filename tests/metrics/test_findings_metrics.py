@@ -29,8 +29,8 @@ def test_each_finding_is_judged_as_a_binary_label_of_its_own() -> None:
         assert torch.equal(lists, gold_list(alone, own) & truth[:, c])
         assert thresholds(truth, p, "adaptive")[c] == thresholds(alone, own, "adaptive")[1]
     for score in (auc, recall, accuracy):
-        found = score(truth, p)
-        assert found.value == pytest.approx(np.mean(list(found.classes.values()))) and found.n == 60
+        result = score(truth, p)
+        assert result.value == pytest.approx(np.mean(list(result.classes.values()))) and result.n == 60
 
 
 def test_scikit_learn_agrees() -> None:
@@ -43,12 +43,12 @@ def test_scikit_learn_agrees() -> None:
 def test_thresholds_are_per_finding() -> None:
     truth, p = made()
     tau = [0.2, 0.5, 0.9]
-    said = p >= torch.tensor(tau)
-    assert torch.equal(gold_list(truth, p, tau), truth & said)
-    found = recall(truth, p, tau=tau)
-    assert found.classes[2] == pytest.approx(float((said & truth)[:, 2].sum() / truth[:, 2].sum()))
+    predicted = p >= torch.tensor(tau)
+    assert torch.equal(gold_list(truth, p, tau), truth & predicted)
+    result = recall(truth, p, tau=tau)
+    assert result.classes[2] == pytest.approx(float((predicted & truth)[:, 2].sum() / truth[:, 2].sum()))
     assert auc(truth, p).classes == auc(truth, p.logit(), logits=True).classes
-    assert recall(truth, p.logit(), logits=True, tau=tau).value == found.value
+    assert recall(truth, p.logit(), logits=True, tau=tau).value == result.value
 
 
 def test_the_error_of_a_mean_auc_is_that_of_repeated_draws() -> None:
@@ -66,8 +66,8 @@ def test_the_error_of_a_mean_auc_is_that_of_repeated_draws() -> None:
 def test_a_finding_that_never_occurs_is_left_out_and_named() -> None:
     truth, p = made()
     truth[:, 1] = False
-    found = auc(truth, p)
-    assert np.isnan(found.classes[1]) and "class 1" in found.reason and found.value == found.value
+    result = auc(truth, p)
+    assert np.isnan(result.classes[1]) and "class 1" in result.reason and result.value == result.value
     assert np.isnan(accuracy(truth, p).classes[1]) and np.isnan(recall(truth, p).classes[1])
 
 

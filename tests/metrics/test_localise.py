@@ -33,9 +33,9 @@ Box = tuple[int, int, int, int]
 
 def test_budget_of_a_constant_map(papers: dict[str, Any]) -> None:
     golden = papers["synthetic"]["topk_constant_224"]
-    kept = budget_masks(torch.full((1, 224, 224), 0.7), 0.2)[0]
-    assert golden == {"K": int(kept.sum()), "stable_ties": "rows 0-43 full, row 44 first 179 px"}
-    assert kept[:44].all() and kept[44, :179].all() and not kept[44, 179:].any() and not kept[45:].any()
+    mask = budget_masks(torch.full((1, 224, 224), 0.7), 0.2)[0]
+    assert golden == {"K": int(mask.sum()), "stable_ties": "rows 0-43 full, row 44 first 179 px"}
+    assert mask[:44].all() and mask[44, :179].all() and not mask[44, 179:].any() and not mask[45:].any()
 
 
 FEW_LEVELS = arrays(np.float32, (2, 7, 9), elements=st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0]))
@@ -49,8 +49,8 @@ def test_budget_keeps_the_largest_pixels_in_stable_order_and_none_at_the_minimum
 ) -> None:
     count = kept_pixels(budget, (7, 9))
     assert abs(count - budget * 63) < 1
-    kept = budget_masks(maps, budget).flatten(1).numpy()
-    for row, values in zip(kept, maps, strict=True):
+    masks = budget_masks(maps, budget).flatten(1).numpy()
+    for row, values in zip(masks, maps, strict=True):
         pixels = np.maximum(values, 0).ravel()
         order = np.argsort(-pixels, kind="stable")[:count]
         lowest = pixels.min() if pixels.max() > pixels.min() else 0
@@ -70,22 +70,22 @@ def twin(values: np.ndarray, boxes: list[Box], budget: float) -> dict[str, float
     count = kept_pixels(budget, (height, width))
     pixels = [(y, x) for y in range(height) for x in range(width)]
     largest = sorted(pixels, key=lambda p: -values[p])[:count]
-    kept = {p for p in largest if values[p] > values.min()}
+    selected = {p for p in largest if values[p] > values.min()}
 
     def inside(box: Box) -> set[tuple[int, int]]:
         x0, y0, x1, y1 = box
         return {(y, x) for y, x in pixels if x0 <= x <= x1 and y0 <= y <= y1}
 
     truth = set().union(*(inside(box) for box in boxes))
-    ys, xs = zip(*kept, strict=True) if kept else ((math.nan,), (math.nan,))
+    ys, xs = zip(*selected, strict=True) if selected else ((math.nan,), (math.nan,))
     tight = inside((min(xs), min(ys), max(xs), max(ys)))
     ious = [len(tight & inside(box)) / len(tight | inside(box)) for box in boxes]
     peak = next(p for p in pixels if values[p] == values.max())
     positive = sum(values[p] > values.min() for p in pixels)
     return {
-        "mask_iou": len(kept & truth) / len(kept | truth) if kept else math.nan,
-        "box_iou": max(ious) if kept else math.nan,
-        "inside": len(kept & truth) / len(kept) if kept else math.nan,
+        "mask_iou": len(selected & truth) / len(selected | truth) if selected else math.nan,
+        "box_iou": max(ious) if selected else math.nan,
+        "inside": len(selected & truth) / len(selected) if selected else math.nan,
         "pointing": float(peak in truth and positive > 0),
         "reachable": min(len(truth), count) / max(len(truth), count),
         "filled": max(0, count - positive) / count,
@@ -107,8 +107,8 @@ def test_equals_the_slow_twin(maps: np.ndarray, boxes: list[list[Box]], budget: 
     scores = localise(maps, boxes, budget=budget)
     for i in range(2):
         expected = twin(maps[i], boxes[i], budget)
-        found = {name: scores[name][i].item() for name in expected}
-        assert found == pytest.approx(expected, abs=1e-6, nan_ok=True)
+        actual = {name: scores[name][i].item() for name in expected}
+        assert actual == pytest.approx(expected, abs=1e-6, nan_ok=True)
     spent = scores["filled"] == 0
     assert (scores["mask_iou"] <= scores["reachable"] + 1e-6)[spent].all()
     assert all((((score >= 0) & (score <= 1)) | score.isnan()).all() for score in scores.values())
@@ -143,8 +143,8 @@ def test_curve_is_localise_at_every_budget() -> None:
     curve = localise_curve(maps, boxes)
     assert pytest.approx([k / 100 for k in range(5, 51, 5)]) == BUDGETS
     for k, budget in enumerate(BUDGETS):
-        one = localise(maps, boxes, budget=budget)
-        assert all(torch.equal(values[:, k], one[name]) for name, values in curve.items())
+        single = localise(maps, boxes, budget=budget)
+        assert all(torch.equal(values[:, k], single[name]) for name, values in curve.items())
     assert curve["mask_iou"].shape == (3, 10)
 
 
@@ -178,9 +178,9 @@ def test_a_blank_map_is_a_miss_and_has_no_overlap(rows: tuple[int, int]) -> None
 def test_blank_maps_are_left_out_of_means_and_keep_their_reason_in_a_run() -> None:
     maps = torch.zeros(2, 10, 10)
     maps[1, :2] = 1
-    found = name_losses(localise(maps, [(0, 0, 9, 1)] * 2), [(), ()])
-    assert found.reasons("inside") == [CONSTANT, ""]
-    assert macro_mean(found["inside"], [0, 0]).value == 1
+    result = name_losses(localise(maps, [(0, 0, 9, 1)] * 2), [(), ()])
+    assert result.reasons("inside") == [CONSTANT, ""]
+    assert macro_mean(result["inside"], [0, 0]).value == 1
 
 
 def test_a_budget_is_not_filled_up_with_zeros() -> None:
@@ -266,7 +266,7 @@ def test_a_box_of_one_pixel_is_one_pixel() -> None:
         (None, "needs boxes or masks"),
     ],
 )
-def test_bad_boxes_are_one_sentence(boxes: Any, sentence: str) -> None:
+def test_bad_boxes_raise_a_clear_error(boxes: Any, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence) as error:
         localise(torch.rand(1, 10, 12), boxes)
     assert "\n" not in str(error.value)
@@ -282,7 +282,7 @@ def test_bad_boxes_are_one_sentence(boxes: Any, sentence: str) -> None:
         (1e-4, "keeps no pixel of a 10x12 map"),
     ],
 )
-def test_bad_budgets_are_one_sentence(budget: float, sentence: str) -> None:
+def test_bad_budgets_raise_a_clear_error(budget: float, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         localise(torch.rand(1, 10, 12), [(0, 0, 5, 5)], budget=budget)
     with pytest.raises(InputError, match=sentence):
@@ -321,8 +321,8 @@ def test_thesis_recall_and_pointing_are_hits_over_images(papers: dict[str, Any])
     for name, (table, column) in columns.items():
         hits, classes, mean = [], [], []
         for c, (_, n, values) in papers["thesis"][table].items():
-            found = round(values[column] * n)
-            hits += [True] * found + [False] * (n - found)
+            inside = round(values[column] * n)
+            hits += [True] * inside + [False] * (n - inside)
             classes += [c] * n
             mean.append(values[column])
         score = macro_mean(hits, classes)

@@ -25,8 +25,8 @@ VALUES = arrays(np.float32, (6, 3, 4), elements=st.floats(-1, 1, width=32))
 LABELS = st.lists(st.integers(-1, 2), min_size=6, max_size=6)
 
 
-def scaled(one: np.ndarray) -> np.ndarray:
-    positive = np.maximum(one.astype(np.float64), 0)
+def scaled(map_: np.ndarray) -> np.ndarray:
+    positive = np.maximum(map_.astype(np.float64), 0)
     span = positive.max() - positive.min()
     return (positive - positive.min()) / span if span > 0 else np.zeros_like(positive)
 
@@ -34,8 +34,8 @@ def scaled(one: np.ndarray) -> np.ndarray:
 def slow(first: np.ndarray, second: np.ndarray, labels: list[int]) -> tuple[float, dict[int, float]]:
     """As the page writes it, picture by picture and pixel by pixel."""
     classes, total, n = {}, 0.0, 0
-    for label in sorted({one for one in labels if one >= 0}):
-        rows = [i for i, one in enumerate(labels) if one == label]
+    for label in sorted({value for value in labels if value >= 0}):
+        rows = [i for i, value in enumerate(labels) if value == label]
         if not all(any(scaled(maps[row]).any() for row in rows) for maps in (first, second)):
             classes[label] = math.nan
             continue
@@ -52,13 +52,13 @@ def slow(first: np.ndarray, second: np.ndarray, labels: list[int]) -> tuple[floa
 @SETTINGS
 @given(VALUES, VALUES, LABELS)
 def test_equal_to_its_slow_twin(first: np.ndarray, second: np.ndarray, labels: list[int]) -> None:
-    found = dom(first, second, labels)
+    result = dom(first, second, labels)
     value, classes = slow(first, second, labels)
-    assert found.value == pytest.approx(value, abs=1e-6, nan_ok=True)
-    assert dict(found.classes) == pytest.approx(classes, abs=1e-6, nan_ok=True)
+    assert result.value == pytest.approx(value, abs=1e-6, nan_ok=True)
+    assert dict(result.classes) == pytest.approx(classes, abs=1e-6, nan_ok=True)
     blank = {label for label, gap in classes.items() if math.isnan(gap)}
-    assert found.n == sum(label >= 0 and label not in blank for label in labels)
-    assert bool(found.reason) == (math.isnan(value) or bool(blank))
+    assert result.n == sum(label >= 0 and label not in blank for label in labels)
+    assert bool(result.reason) == (math.isnan(value) or bool(blank))
 
 
 @SETTINGS
@@ -81,8 +81,8 @@ def test_it_is_a_distance(
 def test_known_values() -> None:
     spot, other = torch.zeros(4, 2, 2), torch.zeros(4, 2, 2)
     spot[:, 0, 0] = other[:, 1, 1] = 1
-    found = dom(spot, other, [0, 0, 0, 1])
-    assert found.value == 0.5 and found.classes == {0: 0.5, 1: 0.5}  # half of the pixels differ by 1
+    result = dom(spot, other, [0, 0, 0, 1])
+    assert result.value == 0.5 and result.classes == {0: 0.5, 1: 0.5}  # half of the pixels differ by 1
     mixed = torch.cat([spot[:2], other[:2]])
     assert dom(mixed, mixed.flip(0), [0] * 4).value == 0  # means hide what the C-Score sees
     assert hp.metrics.cscore(mixed, torch.ones(4)).value < 0.5
@@ -91,13 +91,13 @@ def test_known_values() -> None:
 def test_blank_maps_have_no_mean_map() -> None:
     blank, spot = torch.zeros(4, 2, 2), torch.eye(2).expand(4, 2, 2)
     for pair in ((blank, blank), (blank, spot), (torch.ones(4, 2, 2), -spot)):
-        found = dom(*pair, [0, 0, 0, 0])
-        assert math.isnan(found.value) and found.n == 0 and "constant" in found.reason
-    found = dom(torch.cat([blank[:2], spot[2:]]), spot, [0, 0, 1, 1])
-    assert found.value == 0 and found.n == 2 and "class 0 left out" in found.reason
-    assert math.isnan(found.classes[0]) and found.classes[1] == 0
-    one = torch.cat([blank[:1], spot[1:]])  # single blank maps count as zeros
-    assert dom(one, spot, [0] * 4).value == pytest.approx(0.125)
+        result = dom(*pair, [0, 0, 0, 0])
+        assert math.isnan(result.value) and result.n == 0 and "constant" in result.reason
+    result = dom(torch.cat([blank[:2], spot[2:]]), spot, [0, 0, 1, 1])
+    assert result.value == 0 and result.n == 2 and "class 0 left out" in result.reason
+    assert math.isnan(result.classes[0]) and result.classes[1] == 0
+    partly_blank = torch.cat([blank[:1], spot[1:]])  # single blank maps count as zeros
+    assert dom(partly_blank, spot, [0] * 4).value == pytest.approx(0.125)
 
 
 def test_maps_of_two_sizes_meet_at_the_size_of_the_images() -> None:
@@ -106,7 +106,7 @@ def test_maps_of_two_sizes_meet_at_the_size_of_the_images() -> None:
     assert dom(coarse, fine, [0, 0, 1]).value == pytest.approx(0, abs=1e-6)
 
 
-def test_bad_input_is_one_sentence() -> None:
+def test_bad_input_raises_a_clear_error() -> None:
     maps = torch.rand(3, 4, 4)
     with pytest.raises(InputError, match="labels has 2 entries but first has 3"):
         dom(maps, maps, [0, 1])
@@ -129,8 +129,8 @@ def test_in_a_run_every_checkpoint_is_held_against_the_last(tmp_path: Path) -> N
     labels = [0 if name.startswith("cat") else 1 for name in ids]
     first, last = (folder.maps().read(f"epoch0{k}", "gradcam", ids) for k in (1, 2))
     expected = dom(first, last, labels)
-    found = {row["label"]: row["value"] for row in rows if row["method"] == "gradcam"}
-    assert found == pytest.approx({None: expected.value, **expected.classes}, abs=1e-6)
+    actual = {row["label"]: row["value"] for row in rows if row["method"] == "gradcam"}
+    assert actual == pytest.approx({None: expected.value, **expected.classes}, abs=1e-6)
     assert [row["value"] for row in rows if row["method"] == "edges"] == [0, 0, 0]
 
 

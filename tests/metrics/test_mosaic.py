@@ -54,14 +54,14 @@ def trained() -> nn.Sequential:
         slopes = torch.autograd.grad(nn.functional.cross_entropy(net(images), labels), weights)
         with torch.no_grad():
             for weight, slope in zip(weights, slopes, strict=True):
-                weight -= 0.5 * slope
+                weight -= 0.5 * slope  # type: ignore[misc]
     return net.eval()
 
 
 @torch.no_grad()
 def undecided(net: nn.Module, head: nn.Linear, images: Tensor) -> nn.Module:
     """A network without training that does not give every picture the same class."""
-    head.bias -= net.eval()(images).mean(0)
+    head.bias -= net.eval()(images).mean(0)  # type: ignore[misc]
     return net
 
 
@@ -89,28 +89,28 @@ class Tokens(nn.Module):
 
 def test_gradcam_is_far_above_chance_and_what_ignores_the_class_exactly_at_it(trained: nn.Sequential) -> None:
     images, labels = patches(48)
-    found = grid_pointing(["gradcam", "hirescam", *BLIND], labels, model=trained, images=images)
-    assert found["gradcam"]["inside"].shape == (12,)  # each picture once
-    assert found["gradcam"]["above"].mean() > 0.3 and (found["gradcam"]["above"] > 0).all()
-    assert found["hirescam"]["above"].mean() > 0.1
+    result = grid_pointing(["gradcam", "hirescam", *BLIND], labels, model=trained, images=images)
+    assert result["gradcam"]["inside"].shape == (12,)  # each picture once
+    assert result["gradcam"]["above"].mean() > 0.3 and (result["gradcam"]["above"] > 0).all()
+    assert result["hirescam"]["above"].mean() > 0.1
     for method in BLIND:
-        assert (found[method]["inside"] == 0.25).all() and (found[method]["above"] == 0).all()
+        assert (result[method]["inside"] == 0.25).all() and (result[method]["above"] == 0).all()
 
 
 @pytest.mark.parametrize("classes", [2, 3])
 def test_fewer_classes_than_cells_have_another_chance(trained: nn.Sequential, classes: int) -> None:
     images, labels = patches(24, classes)
-    found = grid_pointing(["gradcam", *BLIND], labels, model=trained, images=images)
+    result = grid_pointing(["gradcam", *BLIND], labels, model=trained, images=images)
     for method in BLIND:
-        assert torch.allclose(found[method]["inside"], torch.tensor(1 / classes), atol=1e-6)
-        assert (found[method]["above"] == 0).all()
-    assert found["gradcam"]["above"].mean() > 0.2
+        assert torch.allclose(result[method]["inside"], torch.tensor(1 / classes), atol=1e-6)
+        assert (result[method]["above"] == 0).all()
+    assert result["gradcam"]["above"].mean() > 0.2
 
 
 def test_the_share_is_that_of_the_definition(trained: nn.Sequential) -> None:
     """Mosaic by mosaic and class by class, with pixels counted on a map enlarged by repetition."""
     images, labels = patches(16)
-    found = grid_pointing("gradcam", labels, model=trained, images=images, mosaics=3, seed=5)["gradcam"]
+    result = grid_pointing("gradcam", labels, model=trained, images=images, mosaics=3, seed=5)["gradcam"]
     built = make_mosaics(images, labels, model=trained, mosaics=3, seed=5)
     for i, (mosaic, classes) in enumerate(zip(built.images(), built.cell_classes, strict=True)):
         shares = []
@@ -122,8 +122,8 @@ def test_the_share_is_that_of_the_definition(trained: nn.Sequential) -> None:
                 big = heat[0].clamp(min=0).double().repeat_interleave(2, 0).repeat_interleave(2, 1)
                 cell = big[row * SIDE : (row + 1) * SIDE, column * SIDE : (column + 1) * SIDE]
                 shares.append(float(cell.sum() / big.sum()))
-        assert float(found["inside"][i]) == pytest.approx(sum(shares) / 4, abs=1e-6)
-        assert float(found["above"][i]) == pytest.approx(sum(shares) / 4 - 0.25, abs=1e-6)
+        assert float(result["inside"][i]) == pytest.approx(sum(shares) / 4, abs=1e-6)
+        assert float(result["above"][i]) == pytest.approx(sum(shares) / 4 - 0.25, abs=1e-6)
 
 
 def test_mosaics_hold_the_pictures_as_they_are_where_the_network_takes_them(trained: nn.Sequential) -> None:
@@ -133,7 +133,7 @@ def test_mosaics_hold_the_pictures_as_they_are_where_the_network_takes_them(trai
     cells = cut(built.images(), 3)
     assert torch.equal(cells, built.pictures[built.places.flatten()])
     assert torch.equal(built.classes[built.places], built.cell_classes)
-    counts = torch.stack([one.flatten().bincount(minlength=4) for one in built.cell_classes])
+    counts = torch.stack([cells.flatten().bincount(minlength=4) for cells in built.cell_classes])
     assert counts.min() == 2 and counts.max() == 3  # nine cells, four classes
     again = make_mosaics(images, labels, model=trained, cells=3, seed=1, batch_size=7)
     assert torch.equal(built.places, again.places)
@@ -144,15 +144,17 @@ def test_only_pictures_the_network_is_sure_of_and_right_about_are_used(trained: 
     images, labels = patches(20)
     faint = images[:4].mean(1, keepdim=True).expand(-1, 3, -1, -1)  # without their colour
     wrong = images[4:8]
-    shown, told = (
+    chosen, chosen_labels = (
         torch.cat([faint, wrong, images[8:]]),
         torch.cat([labels[:4], (labels[4:8] + 1) % 4, labels[8:]]),
     )
-    highest = trained(shown).softmax(1).amax(1).detach()
+    highest = trained(chosen).softmax(1).amax(1).detach()
     least = float(highest[:4].max()) + 1e-4
     assert highest[4:].min() > least
-    assert torch.equal(make_mosaics(shown, told, model=trained, confident=least).pictures, images[8:])
-    assert torch.equal(make_mosaics(shown, model=trained, confident=least).pictures, images[4:])
+    assert torch.equal(
+        make_mosaics(chosen, chosen_labels, model=trained, confident=least).pictures, images[8:]
+    )
+    assert torch.equal(make_mosaics(chosen, model=trained, confident=least).pictures, images[4:])
 
 
 def test_a_network_of_one_size_gets_shrunk_pictures() -> None:
@@ -160,9 +162,9 @@ def test_a_network_of_one_size_gets_shrunk_pictures() -> None:
     undecided(net, net.head, images)
     built = make_mosaics(images, model=net, confident=0.0)
     assert built.images().shape[1:] == images.shape[1:] and built.rows == (0, 8, 16)
-    found = grid_pointing(["gradcam", *BLIND], model=net, images=images, confident=0.0, mosaics=3)
+    result = grid_pointing(["gradcam", *BLIND], model=net, images=images, confident=0.0, mosaics=3)
     for method in BLIND:
-        assert (found[method]["above"] == 0).all()
+        assert (result[method]["above"] == 0).all()
     # Sure of a picture also when it is shrunk: as many as a slow twin finds.
     shrink: Any = {"mode": "bilinear", "antialias": True}
     small = nn.functional.interpolate(
@@ -170,9 +172,9 @@ def test_a_network_of_one_size_gets_shrunk_pictures() -> None:
     )
     first, second = (net(x).detach().softmax(1).max(1) for x in (images, small))
     least = float(second.values.median())
-    kept = (first.values >= least) & (second.values >= least) & (first.indices == second.indices)
-    assert 4 <= kept.sum() < (first.values >= least).sum()
-    assert torch.equal(make_mosaics(images, model=net, confident=least).pictures, images[kept])
+    confident = (first.values >= least) & (second.values >= least) & (first.indices == second.indices)
+    assert 4 <= confident.sum() < (first.values >= least).sum()
+    assert torch.equal(make_mosaics(images, model=net, confident=least).pictures, images[confident])
 
 
 def test_cells_of_odd_pictures_share_the_mosaic_out_to_the_pixel() -> None:
@@ -192,9 +194,9 @@ def test_one_logit_has_two_classes() -> None:
     net = nn.Sequential(nn.Conv2d(3, 1, 1, bias=False), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     with torch.no_grad():
         net[0].weight.copy_(torch.tensor([9.0, -9.0, 0.0]).view(1, 3, 1, 1))  # red against green
-    found = grid_pointing(["gradient", "hirescam"], model=net, images=images, layer="0", confident=0.5)
-    assert found["hirescam"]["above"].mean() > 0.1
-    assert found["gradient"]["above"].isnan().all()  # the same everywhere
+    result = grid_pointing(["gradient", "hirescam"], model=net, images=images, layer="0", confident=0.5)
+    assert result["hirescam"]["above"].mean() > 0.1
+    assert result["gradient"]["above"].isnan().all()  # the same everywhere
 
 
 # --- the disconnected grid ----------------------------------------------------------------------------------
@@ -203,12 +205,12 @@ def test_one_logit_has_two_classes() -> None:
 def test_what_cannot_have_influence_gets_nothing_from_honest_methods(trained: nn.Sequential) -> None:
     images, labels = patches(24)
     honest = ["gradient", "smoothgrad(samples=3)", "integrated_gradients(steps=4)", "hirescam", "layercam"]
-    found = disconnected_grid([*honest, "gradcam", *BLIND], labels, model=trained, images=images)
+    result = disconnected_grid([*honest, "gradcam", *BLIND], labels, model=trained, images=images)
     for method in honest:
-        assert (found[method]["outside"] == 0).all()
-    assert (found["gradcam"]["outside"] > 0).all()  # its weights hold wherever the channel is active
+        assert (result[method]["outside"] == 0).all()
+    assert (result["gradcam"]["outside"] > 0).all()  # its weights hold wherever the channel is active
     for method in BLIND:
-        assert (found[method]["outside"] == 0.75).all()
+        assert (result[method]["outside"] == 0.75).all()
 
 
 def test_every_method_runs_disconnected(cnn: nn.Sequential) -> None:
@@ -217,9 +219,9 @@ def test_every_method_runs_disconnected(cnn: nn.Sequential) -> None:
     undecided(cnn, cnn[-1], images)
     costly = ["ablationcam", "scorecam(channels=3)", "lime(samples=20)", "rise(masks=8)",
               "guided_ig(steps=3)", "blur_ig(steps=3)", "ms-gradcam++", "xgradcam"]  # fmt: skip
-    found = disconnected_grid(costly, model=cnn, images=images, mosaics=1, confident=0.0)
-    assert all(0 <= float(one["outside"]) <= 1 or one["outside"].isnan() for one in found.values())
-    assert float(found["guided_ig(steps=3)"]["outside"]) == float(found["blur_ig(steps=3)"]["outside"]) == 0
+    result = disconnected_grid(costly, model=cnn, images=images, mosaics=1, confident=0.0)
+    assert all(0 <= float(scores["outside"]) <= 1 or scores["outside"].isnan() for scores in result.values())
+    assert float(result["guided_ig(steps=3)"]["outside"]) == float(result["blur_ig(steps=3)"]["outside"]) == 0
     for layer in ("5", ["2", "5"]):
         named = disconnected_grid("hirescam", model=cnn, images=images, layer=layer, mosaics=1, confident=0.0)
         assert float(named["hirescam"]["outside"]) == 0
@@ -236,11 +238,11 @@ def test_a_disconnected_network_answers_as_the_cell_alone_does() -> None:
         model = as_model(net)
         needs = frozenset({"activations", "gradients"})
         whole = hp.explain(model, images, "hirescam", 1)["hirescam"].values
-        for cell, one in enumerate(disconnected(model, images, needs, None, 2)):
+        for cell, cell_model in enumerate(disconnected(model, images, needs, None, 2)):
             torch.testing.assert_close(
-                one.logits(mosaic)[0], net(images)[cell].detach(), rtol=1e-4, atol=1e-5
+                cell_model.logits(mosaic)[0], net(images)[cell].detach(), rtol=1e-4, atol=1e-5
             )
-            heat = hp.explain(one, mosaic, "hirescam", 1)["hirescam"].values
+            heat = hp.explain(cell_model, mosaic, "hirescam", 1)["hirescam"].values
             parts = cut(heat[:, None], 2)[:, 0]
             torch.testing.assert_close(parts[cell], whole[cell], rtol=1e-4, atol=1e-5)
             assert not parts[[i for i in range(4) if i != cell]].any()
@@ -259,13 +261,13 @@ def test_a_function_behind_the_layer_is_part_of_it() -> None:
     net, (images, _) = Rectifies(), patches(8)
     model = as_model(undecided(net, net.head, images))
     assert hp.models.default_layer(model, images) == "conv+relu"
-    (one, *_) = disconnected(model, images, frozenset({"activations"}), None, 2)
+    (first, *_) = disconnected(model, images, frozenset({"activations"}), None, 2)
     mosaic = join(images[:4], 2)
     alone = hp.explain(model, images[:4], "eigencam")["eigencam"]
-    assert hp.explain(one, mosaic, "eigencam")["eigencam"].values.shape == (1, 2 * SIDE, 2 * SIDE)
+    assert hp.explain(first, mosaic, "eigencam")["eigencam"].values.shape == (1, 2 * SIDE, 2 * SIDE)
     assert alone.values.shape == (4, SIDE, SIDE)
-    found = disconnected_grid("hirescam", model=model, images=images, confident=0.0, mosaics=1)
-    assert float(found["hirescam"]["outside"]) == 0
+    result = disconnected_grid("hirescam", model=model, images=images, confident=0.0, mosaics=1)
+    assert float(result["hirescam"]["outside"]) == 0
 
 
 # --- both ---------------------------------------------------------------------------------------------------
@@ -292,9 +294,9 @@ def test_a_blank_map_has_a_reason_and_the_model_stays(function: Any) -> None:
     net, (images, labels) = Colour().train(), patches(12, 3)
     net.head.weight.requires_grad_(False)
     before = state_of(net)
-    found = function(["gradcam", "edges"], labels, model=net, images=images, layer="dead+relu")
+    result = function(["gradcam", "edges"], labels, model=net, images=images, layer="dead+relu")
     assert same(before, state_of(net))
-    for scores, why in ((found["gradcam"], "every map of the mosaic is constant"), (found["edges"], "")):
+    for scores, why in ((result["gradcam"], "every map of the mosaic is constant"), (result["edges"], "")):
         for name, values in scores.items():
             assert len(values) == 3 and bool(values.isnan().all()) == bool(why)
             assert all(
@@ -303,12 +305,12 @@ def test_a_blank_map_has_a_reason_and_the_model_stays(function: Any) -> None:
 
 
 @BOTH
-def test_bad_input_is_one_sentence(function: Any, trained: nn.Sequential) -> None:
+def test_bad_input_raises_a_clear_error(function: Any, trained: nn.Sequential) -> None:
     images, labels = patches(16)
 
-    def said(shown: Tensor = images, told: Any = None, methods: Any = "gradcam", **options: Any) -> str:
+    def refusal(inputs: Tensor = images, labels: Any = None, methods: Any = "gradcam", **options: Any) -> str:
         with pytest.raises((InputError, UnknownNameError)) as error:
-            function(methods, told, **({"model": trained, "images": shown} | options))
+            function(methods, labels, **({"model": trained, "images": inputs} | options))
         assert "\n" not in str(error.value)
         return str(error.value)
 
@@ -318,21 +320,21 @@ def test_bad_input_is_one_sentence(function: Any, trained: nn.Sequential) -> Non
     before = state_of(trained)
     asks = "; a mosaic of 2x2 cells takes 4, of two classes or more: give more images, or lower confident"
     sure = "are classified with a probability of at least"
-    assert said(images[:3]) == f"3 of 3 images {sure} 0.5{asks}"
-    assert said(images[::4]) == f"4 of 4 images {sure} 0.5, all of class 0{asks}"
+    assert refusal(images[:3]) == f"3 of 3 images {sure} 0.5{asks}"
+    assert refusal(images[::4]) == f"4 of 4 images {sure} 0.5, all of class 0{asks}"
     wrong = "0 of 16 images are rightly classified with a probability of at least 0.5"
-    assert said(told=(labels + 1) % 4) == wrong + asks
-    assert said(model=flat, confident=1.0).startswith("0 of 16")
-    assert said(model=nan).startswith("0 of 16")
-    assert said(told=labels[:5]) == "16 images need one target or 16; got shape (5,)"
-    assert said(told=labels + 9) == "target 9 is out of range; the model has classes 0 to 3"
-    assert said(cells=1) == "cells must be a whole number of at least 2, got 1"
-    assert said(confident=50) == "confident must be a probability from 0 to 1, got 50"
-    assert said(mosaics=0) == "mosaics must be a whole number of at least 1, or None; got 0"
-    assert said(seed=-1) == "seed must be 0 or more, got -1"
-    assert "unknown method 'gradcan'" in said(methods="gradcan")
-    assert "unknown layer 'nowhere'" in said(layer="nowhere")
-    assert said(images[0]).startswith("images must be 'b c h w'")
+    assert refusal(labels=(labels + 1) % 4) == wrong + asks
+    assert refusal(model=flat, confident=1.0).startswith("0 of 16")
+    assert refusal(model=nan).startswith("0 of 16")
+    assert refusal(labels=labels[:5]) == "16 images need one target or 16; got shape (5,)"
+    assert refusal(labels=labels + 9) == "target 9 is out of range; the model has classes 0 to 3"
+    assert refusal(cells=1) == "cells must be a whole number of at least 2, got 1"
+    assert refusal(confident=50) == "confident must be a probability from 0 to 1, got 50"
+    assert refusal(mosaics=0) == "mosaics must be a whole number of at least 1, or None; got 0"
+    assert refusal(seed=-1) == "seed must be 0 or more, got -1"
+    assert "unknown method 'gradcan'" in refusal(methods="gradcan")
+    assert "unknown layer 'nowhere'" in refusal(layer="nowhere")
+    assert refusal(images[0]).startswith("images must be 'b c h w'")
     assert same(before, state_of(trained))
 
 
@@ -380,14 +382,14 @@ def run_of(folder: Path, net: nn.Module, metrics: list[str], count: int = 44, **
 
 
 def rows_of(run: hp.Run) -> dict[tuple[str, str], tuple[float, str]]:
-    found = run.folder.scores().sql("from scores where contains(metric, 'grid')")
-    assert {(row["image"], row["label"]) for row in found} == {("", None)}
-    return {(row["method"], row["metric"]): (row["value"], row["reason"]) for row in found}
+    rows = run.folder.scores().sql("from scores where contains(metric, 'grid')")
+    assert {(row["image"], row["label"]) for row in rows} == {("", None)}
+    return {(row["method"], row["metric"]): (row["value"], row["reason"]) for row in rows}
 
 
 def test_a_run_gives_what_the_functions_give(tmp_path: Path, trained: nn.Sequential) -> None:
     run = run_of(tmp_path, trained, ["grid_pointing(mosaics=9)", "disconnected_grid", "accuracy"])
-    found = rows_of(run)
+    rows = rows_of(run)
     files = sorted((tmp_path / "pictures").rglob("*.png"))
     images = torch.stack([torch.from_numpy(np.array(Image.open(f))).permute(2, 0, 1) / 255 for f in files])
     labels = torch.tensor([int(f.parent.name) for f in files])
@@ -399,25 +401,25 @@ def test_a_run_gives_what_the_functions_give(tmp_path: Path, trained: nn.Sequent
         given = function(methods, labels, model=trained, images=images, **options)
         for method, scores in given.items():
             for part, values in scores.items():
-                value, reason = found[method, name.format(part)]
+                value, reason = rows[method, name.format(part)]
                 assert value == pytest.approx(float(values.mean()), abs=1e-5) and reason == ""
-                assert found[method, name.format(f"{part}_n")][0] == len(values)
-                low, high = (found[method, name.format(f"{part}_{end}")][0] for end in ("low", "high"))
+                assert rows[method, name.format(f"{part}_n")][0] == len(values)
+                low, high = (rows[method, name.format(f"{part}_{end}")][0] for end in ("low", "high"))
                 assert low <= value <= high
-    assert found["edges", "grid_pointing_above(mosaics=9)"][0] == 0
-    assert found["edges", "disconnected_grid_above"][0] == pytest.approx(0, abs=1e-6)
-    assert found["hirescam", "disconnected_grid_outside"][0] == 0
-    shown = {test.name: test for test in run.verdict().methods[0].tests}
-    assert shown["grid_pointing_above(mosaics=9)"].n == 9 and not any(test.votes for test in shown.values())
-    assert "above chance: +" in str(shown["grid_pointing_above(mosaics=9)"])
+    assert rows["edges", "grid_pointing_above(mosaics=9)"][0] == 0
+    assert rows["edges", "disconnected_grid_above"][0] == pytest.approx(0, abs=1e-6)
+    assert rows["hirescam", "disconnected_grid_outside"][0] == 0
+    tests = {test.name: test for test in run.verdict().methods[0].tests}
+    assert tests["grid_pointing_above(mosaics=9)"].n == 9 and not any(test.votes for test in tests.values())
+    assert "above chance: +" in str(tests["grid_pointing_above(mosaics=9)"])
 
 
-def test_what_cannot_be_measured_in_a_run_is_said_and_the_run_goes_on(
+def test_what_cannot_be_measured_in_a_run_is_reported_and_the_run_goes_on(
     tmp_path: Path, trained: nn.Sequential
 ) -> None:
     run = run_of(tmp_path, trained, [f"{name}(confident=1.0)" for name in NAMES] + ["accuracy"])
-    found = rows_of(run)
-    for (_, metric), (value, reason) in found.items():
+    rows = rows_of(run)
+    for (_, metric), (value, reason) in rows.items():
         if metric.partition("(")[0].endswith("_n"):
             assert value == 0
         else:
@@ -441,7 +443,7 @@ def test_a_metric_that_comes_late_gets_the_same_rows(tmp_path: Path, trained: nn
     assert all(value == pytest.approx(at_once[key][0], abs=1e-5) for key, (value, _) in late.items())
 
 
-def test_mosaics_speak_of_the_map_and_a_metric_without_a_call_gets_no_pictures() -> None:
+def test_mosaic_tests_belong_to_the_map_question() -> None:
     assert {metrics.get(name).question for name in NAMES} == {"map"}
     assert [request.text for request in read_metrics([*NAMES])] == [*NAMES]
     assert all(request.per_method and request.runs_network for request in read_metrics([*NAMES]))

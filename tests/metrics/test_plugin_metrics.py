@@ -6,7 +6,6 @@ import doctest
 import inspect
 import math
 import pkgutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +31,11 @@ from tiny_study import make_study, write_study
 
 
 @pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test registers is gone after it."""
     metrics.names()
     monkeypatch.setattr(metrics, "_entries", dict(metrics._entries))
     monkeypatch.setattr(metrics, "_keys", dict(metrics._keys))
-    yield
 
 
 @pytest.fixture
@@ -156,7 +154,7 @@ def test_a_level_that_cannot_be_served_is_refused_before_work_starts(tmp_path: P
     assert not (tmp_path / "out").exists()
 
 
-def test_a_wrong_return_is_one_sentence(tmp_path: Path, registry: None) -> None:
+def test_a_wrong_return_raises_a_clear_error(tmp_path: Path, registry: None) -> None:
     @metric("silent", needs=("labels",), level="class")
     def silent(labels: torch.Tensor) -> None:
         return None

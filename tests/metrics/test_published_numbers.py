@@ -17,7 +17,7 @@ ROWS = dict(line.strip("| ").split(" | ") for line in PAGE.splitlines() if line.
 ANIMALS = (1, 2, 3, 4, 92, 93, 129, 130, 207, 235, 250, 270, 281, 283, 284)  # ImageNet class numbers
 
 
-def told(printed: str) -> str:
+def answer_to(printed: str) -> str:
     """What the page holds against a published statement that begins so."""
     (answer,) = (ours for theirs, ours in ROWS.items() if theirs.startswith(printed))
     return answer
@@ -37,16 +37,18 @@ def cscore(papers: dict[str, Any]) -> dict[str, Any]:
 def test_auc_is_not_monotone_and_had_collapsed_before(cscore: dict[str, Any]) -> None:
     densenet, resnet = ([cscore["acc"][str(e)][a][0] for e in range(1, 31)] for a in (0, 2))
     falls = [e for e in range(2, 21) if densenet[e - 1] < densenet[e - 2]]
-    assert f"falls at E{falls[0]} ({densenet[14]:.4f} to {densenet[15]:.4f})" in told(
+    assert f"falls at E{falls[0]} ({densenet[14]:.4f} to {densenet[15]:.4f})" in answer_to(
         "DenseNet201: AUC rises"
     )
     first = next(e for e, auc in enumerate(resnet, 1) if auc < 0.5)
-    assert f"at E{first} ({resnet[first - 1]:.4f})" in told("ScoreCAM warns at E25") and resnet[24] > 0.99
+    assert (
+        f"at E{first} ({resnet[first - 1]:.4f})" in answer_to("ScoreCAM warns at E25") and resnet[24] > 0.99
+    )
 
 
 def test_gold_lists_are_those_of_recognised_images(cscore: dict[str, Any]) -> None:
     recognised = [round(row[1] / 100 * 1172) for row in cscore["acc"]["30"]]
-    answer = told("gold lists")
+    answer = answer_to("gold lists")
     assert "{:,}, {:,} and {}".format(*recognised) in answer
     follows = dict.fromkeys(("recognised", "anchored"), 0)
     for a, architecture in enumerate(cscore["archs"]):
@@ -69,7 +71,7 @@ def test_the_average_changes_follow_from_no_set_of_methods(cscore: dict[str, Any
     assert ", ".join(f"{value:+.3f}" for value in printed) in PAGE
     changes = [{m: s[6] - s[4] for m, s in cscore["global"][a].items()} for a in cscore["archs"]]
     listed = [m for m in changes[0] if m != "MS-GradCAM++"]
-    answer = told("average change")
+    answer = answer_to("average change")
     for words, methods in (("six methods", list(changes[0])), ("five listed", listed)):
         means = [mean(change[m] for m in methods) for change in changes]
         assert f"{words}: {', '.join(f'{value:+.3f}' for value in means)}" in answer
@@ -80,7 +82,7 @@ def test_the_average_changes_follow_from_no_set_of_methods(cscore: dict[str, Any
 
 
 def test_gradcam_plus_plus_is_not_always_above_gradcam(cscore: dict[str, Any]) -> None:
-    answer = told("Grad-CAM++ consistently beats")
+    answer = answer_to("Grad-CAM++ consistently beats")
     for architecture, i in (("InceptionV3", 5), ("ResNet50V2", 0)):
         plus, plain = (cscore["global"][architecture][m][i] for m in ("GradCAM++", "GradCAM"))
         assert (
@@ -90,11 +92,11 @@ def test_gradcam_plus_plus_is_not_always_above_gradcam(cscore: dict[str, Any]) -
 
 def test_pneumonia_is_not_zero_for_resnet_at_epoch_30(cscore: dict[str, Any]) -> None:
     last = sorted(values[-1] for values in cscore["pneumonia"]["ResNet50V2"].values())
-    assert f"{last[1]:.3f} to {last[-1]:.3f} for five of six" in told("ResNet50V2, E30") and last[0] == 0
+    assert f"{last[1]:.3f} to {last[-1]:.3f} for five of six" in answer_to("ResNet50V2, E30") and last[0] == 0
 
 
 def test_leakmin_raises_the_structure_score_of_xgradcam_only(papers: dict[str, Any]) -> None:
-    answer, table = told("FT-LeakMin moves further up"), papers["cambench"]["table2"]
+    answer, table = answer_to("FT-LeakMin moves further up"), papers["cambench"]["table2"]
 
     def score(backbone: str, regime: str, method: str) -> float:
         leakage, finder, timing, distance, _ = table[f"{backbone}|{regime}"][method]
@@ -104,10 +106,10 @@ def test_leakmin_raises_the_structure_score_of_xgradcam_only(papers: dict[str, A
         pairs = [[score(b, regime, method) for regime in ("FTS", "FTL")] for b in ("R50", "CNX")]
         assert [after > before for before, after in pairs] == [method == "X"] * 2
         if method != "X":
-            said = [f"{before:.3f} to {after:.3f}" for before, after in pairs]
-            assert all(one in answer for one in said)
+            changes = [f"{before:.3f} to {after:.3f}" for before, after in pairs]
+            assert all(change in answer for change in changes)
     finder = {regime: table[f"R50|{regime}"]["X"][1] for regime in ("ZS", "FTS", "FTL")}
-    lifted = told('XGrad-CAM "lifts" FMR to .229')
+    lifted = answer_to('XGrad-CAM "lifts" FMR to .229')
     assert finder["FTL"] == 0.229 < finder["ZS"] < finder["FTS"]
     assert f"{finder['ZS']:.3f} (ZS) and {finder['FTS']:.3f} (FT-Struct)".replace("0.", ".") in lifted
 
@@ -119,17 +121,19 @@ def test_cose_s_claims_about_its_rows(papers: dict[str, Any]) -> None:
     best = Counter(max(row, key=row.__getitem__) for row in values.values())
     named = ("GradCAM", "BlurIG", "IG", "GradCAM++", "GuidedIG")
     shares = " / ".join(f"{100 * best[m] / len(values):g}" for m in named)
-    assert f"give {shares} % ({', '.join(named)})" in told("best method in") and set(best) <= set(named)
+    assert f"give {shares} % ({', '.join(named)})" in answer_to("best method in") and set(best) <= set(named)
     oxford = {m: row["GuidedIG"] for (data, m), row in values.items() if data.startswith("Oxford")}
     kinds = (("Swin-T", "ViT-B/16"), ("ConvNext", "ResNet50"))
     plain = [mean(oxford[m] for m in kind) for kind in kinds]
     weighted = [hp.metrics.overall([oxford[m] for m in kind], [weights[m] for m in kind]) for kind in kinds]
-    assert f"{plain[0]:.3f} < {plain[1]:.3f}" in told("transformers score higher") and plain[0] < plain[1]
+    assert (
+        f"{plain[0]:.3f} < {plain[1]:.3f}" in answer_to("transformers score higher") and plain[0] < plain[1]
+    )
     assert weighted[0] > weighted[1]
     cifar = next(row for (d, m), row in values.items() if d.startswith("CIFAR") and m == "ViT-B/16")
-    assert f"IG has {cifar['IG']}" in told(f"second best on CIFAR10, ViT: BlurIG ({cifar['BlurIG']})")
-    assert f"SparK {mean(cose['readme_acc']['SparK']):.2f} %" in told("every model reaches 75 %")
-    assert f"({'eleven' if sum(weights.values()) == 11 else ''} variants)" in told("Overall row")
+    assert f"IG has {cifar['IG']}" in answer_to(f"second best on CIFAR10, ViT: BlurIG ({cifar['BlurIG']})")
+    assert f"SparK {mean(cose['readme_acc']['SparK']):.2f} %" in answer_to("every model reaches 75 %")
+    assert f"({'eleven' if sum(weights.values()) == 11 else ''} variants)" in answer_to("Overall row")
 
 
 def test_the_thesis_s_claims_about_its_classes(papers: dict[str, Any]) -> None:

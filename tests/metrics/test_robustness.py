@@ -40,8 +40,8 @@ def test_order_of_severities_does_not_matter() -> None:
     order = [3, 0, 4, 1, 2]
     shuffled = [SEVERITIES[i] for i in order]
     for metric, name in ((bl_slope, "bl_slope"), (aurc, "aurc")):
-        found = metric(curves[..., order], shuffled)[name]
-        assert torch.allclose(found, metric(curves, SEVERITIES)[name])
+        result = metric(curves[..., order], shuffled)[name]
+        assert torch.allclose(result, metric(curves, SEVERITIES)[name])
 
 
 def test_undefined_curves_are_left_out_and_counted() -> None:
@@ -67,7 +67,7 @@ def test_undefined_curves_are_left_out_and_counted() -> None:
         (lambda: bl_slope(torch.rand(6, 1), (0.5,)), "two different numbers"),
     ],
 )
-def test_bad_input_is_one_sentence(call: Any, sentence: str) -> None:
+def test_bad_input_raises_a_clear_error(call: Any, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence) as error:
         call()
     assert "\n" not in str(error.value)

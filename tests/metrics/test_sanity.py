@@ -40,17 +40,17 @@ def images() -> Tensor:
 
 
 def test_edges_stay_and_gradcam_falls_when_weights_are_random(cnn: nn.Sequential, images: Tensor) -> None:
-    found = parameter_randomisation(["gradcam", "gradient", "edges"], model=cnn, images=images)
-    assert all(curve.x == HEAD_FIRST and curve.randomised == [1, 2, 3, 4, 5] for curve in found.values())
-    assert all(torch.allclose(score, torch.ones(3, 5)) for score in found["edges"].values.values())
-    assert torch.allclose(found["edges"].scores["spearman"], torch.ones(3))
+    result = parameter_randomisation(["gradcam", "gradient", "edges"], model=cnn, images=images)
+    assert all(curve.x == HEAD_FIRST and curve.randomised == [1, 2, 3, 4, 5] for curve in result.values())
+    assert all(torch.allclose(score, torch.ones(3, 5)) for score in result["edges"].values.values())
+    assert torch.allclose(result["edges"].scores["spearman"], torch.ones(3))
     for method in ("gradcam", "gradient"):
-        assert (found[method].scores["ssim"] < 0.5).all() and found[method].spearman[:, -1].mean() < 0.5
+        assert (result[method].scores["ssim"] < 0.5).all() and result[method].spearman[:, -1].mean() < 0.5
     means = randomisation(["gradcam", "gradient", "edges"], model=cnn, images=images)
-    assert all(means[m][k].equal(found[m].scores[k]) for m in found for k in KINDS)
+    assert all(means[m][k].equal(result[m].scores[k]) for m in result for k in KINDS)
 
 
-def test_a_twin_that_is_kept_answers_as_a_new_one_and_is_drawn_once(
+def test_a_cached_twin_equals_a_new_twin_and_is_drawn_once(
     cnn: nn.Sequential, images: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[int] = []
@@ -60,23 +60,23 @@ def test_a_twin_that_is_kept_answers_as_a_new_one_and_is_drawn_once(
         reinitialise(module, names, seed)
 
     monkeypatch.setattr(derived, "reinitialise", counted)
-    kept, before = Model(cnn), copy.deepcopy(cnn.state_dict())
-    derived.keep_twin(kept)
+    wrapped, before = Model(cnn), copy.deepcopy(cnn.state_dict())
+    derived.keep_twin(wrapped)
     for _ in range(2):
         for seed in (3, 4):
-            found, expected = (
+            result, expected = (
                 parameter_randomisation("gradient", 1, model=model, images=images, seed=seed)
-                for model in (kept, Model(cnn))
+                for model in (wrapped, Model(cnn))
             )
-            assert all(found["gradient"].values[k].equal(expected["gradient"].values[k]) for k in KINDS)
-            logits = [untrained_copy(model, images, seed).logits(images) for model in (kept, Model(cnn))]
+            assert all(result["gradient"].values[k].equal(expected["gradient"].values[k]) for k in KINDS)
+            logits = [untrained_copy(model, images, seed).logits(images) for model in (wrapped, Model(cnn))]
             assert logits[0].equal(logits[1]) and not logits[0].allclose(Model(cnn).logits(images))
     assert sorted(drawn) == [3] * 5 + [4] * 5, "four times each anew, and once for the kept one"
     assert all(weight.equal(before[name]) for name, weight in cnn.state_dict().items())
-    gone = weakref.ref(kept)
+    gone = weakref.ref(wrapped)
     gc.disable()
     try:
-        del kept
+        del wrapped
         assert gone() is None, "its twin keeps the network alive"
     finally:
         gc.enable()
@@ -84,7 +84,7 @@ def test_a_twin_that_is_kept_answers_as_a_new_one_and_is_drawn_once(
 
 def test_the_cascade_equals_its_slow_twin(cnn: nn.Sequential, images: Tensor) -> None:
     """Modules are reset one after the other on a copy, and each map is compared by other people's code."""
-    found = parameter_randomisation("gradient", 2, model=cnn, images=images, seed=7)
+    result = parameter_randomisation("gradient", 2, model=cnn, images=images, seed=7)
     before = hp.explain(cnn, images, "gradient", 2)["gradient"].upsample().double().numpy()
     random = copy.deepcopy(cnn)
     with torch.random.fork_rng():
@@ -95,18 +95,18 @@ def test_the_cascade_equals_its_slow_twin(cnn: nn.Sequential, images: Tensor) ->
             pairs = list(zip(before, after, strict=True))
             ssim = [structural_similarity(a, b, win_size=5, data_range=1.0) for a, b in pairs]
             rho = [spearmanr(a.ravel(), b.ravel()).statistic for a, b in pairs]
-            assert np.allclose(found["gradient"].ssim[:, depth], ssim, atol=1e-5)
-            assert np.allclose(found["gradient"].spearman[:, depth], rho, atol=1e-4)
+            assert np.allclose(result["gradient"].ssim[:, depth], ssim, atol=1e-5)
+            assert np.allclose(result["gradient"].spearman[:, depth], rho, atol=1e-4)
 
 
 def test_one_shared_pass_per_depth_and_the_model_stays(images: Tensor) -> None:
     net = small_cnn().train()
     before, state = copy.deepcopy(net.state_dict()), torch.get_rng_state()
     with counting(net) as passes:  # the copies take the counter along
-        found = parameter_randomisation(
+        result = parameter_randomisation(
             ["gradcam", "layercam", "edges"], model=net, images=images, depths=3, batch_size=2
         )
-    assert found["layercam"].randomised == [1, 3, 5]
+    assert result["layercam"].randomised == [1, 3, 5]
     assert (
         passes.batches == [2, 1] + [1] + 3 * [2, 1] and passes.backward == 4 * 2
     )  # [1]: the order of modules
@@ -121,17 +121,17 @@ def test_one_shared_pass_per_depth_and_the_model_stays(images: Tensor) -> None:
 def test_a_check_need_not_make_the_maps_that_another_made_of_the_network_as_it_is(images: Tensor) -> None:
     net, methods = small_cnn(seed=5), ["gradcam", "smoothgrad(samples=4)"]
     known: dict[Any, Any] = {}
-    shown: dict[str, Any] = {"model": net, "images": images}
+    inputs: dict[str, Any] = {"model": net, "images": images}
     for targets in (torch.zeros(len(images)).long(), torch.ones(len(images)).long()):
         with counting(net) as passes:
-            alone = input_shift(methods, targets, **shown)
+            alone = input_shift(methods, targets, **inputs)
         needed = sum(passes.batches)
-        parameter_randomisation(methods, targets, depths=1, known=known, **shown)
+        parameter_randomisation(methods, targets, depths=1, known=known, **inputs)
         with counting(net) as passes:
-            found = input_shift(methods, targets, known=known, **shown)
+            result = input_shift(methods, targets, known=known, **inputs)
         assert sum(passes.batches) == needed - 5 * len(images)  # a shared pass and four samples
         for method in methods:
-            assert torch.equal(found[method]["ssim"], alone[method]["ssim"])
+            assert torch.equal(result[method]["ssim"], alone[method]["ssim"])
     assert len(known) == 2
 
 
@@ -163,11 +163,11 @@ class Tokens(nn.Module):
 def test_every_weight_becomes_random_in_the_order_modules_run(images: Tensor) -> None:
     torch.manual_seed(0)
     net = Tokens().eval()
-    found = parameter_randomisation("gradient", model=net, images=images, depths=None)
-    names = found["gradient"].x
+    result = parameter_randomisation("gradient", model=net, images=images, depths=None)
+    names = result["gradient"].x
     assert names[:3] == ["head", "attention", "attention.out_proj"] and names[3] == "patch"
     assert set(names[4:]) == {"(top)", "spare"}
-    assert (found["gradient"].spearman[:, -1] < 0.9).all()
+    assert (result["gradient"].spearman[:, -1] < 0.9).all()
 
 
 def test_a_model_that_cannot_be_randomised_says_so(cnn: nn.Sequential, images: Tensor) -> None:
@@ -177,19 +177,19 @@ def test_a_model_that_cannot_be_randomised_says_so(cnn: nn.Sequential, images: T
         parameter_randomisation(model=cnn, images=images, depths=0)
     with pytest.raises(ModelError, match="leads to the original weights"):
         copy_of(Model(cnn, call=lambda batch: cnn(batch)))
-    cnn.cached = cnn[0].weight * 2
+    cnn.cached = cnn[0].weight * 2  # type: ignore[assignment]
     with pytest.raises(ModelError, match="cannot be copied"):
         copy_of(Model(cnn))
 
 
 def test_gradients_do_not_see_a_shift_that_is_taken_back(cnn: nn.Sequential, images: Tensor) -> None:
     methods = ["gradcam", "gradient", "edges", "ig(baseline='black')", "ig"]
-    found = input_shift(methods, model=cnn, images=images, shift=0.7)
+    result = input_shift(methods, model=cnn, images=images, shift=0.7)
     for method in methods[:4]:
-        assert all(torch.allclose(score, torch.ones(3), atol=1e-3) for score in found[method].values()), (
+        assert all(torch.allclose(score, torch.ones(3), atol=1e-3) for score in result[method].values()), (
             method
         )
-    assert (found["ig"]["ssim"] < 0.9).all()  # its baseline stays at zero: the paper's own example
+    assert (result["ig"]["ssim"] < 0.9).all()  # its baseline stays at zero: the paper's own example
 
 
 def test_the_shift_is_taken_back_at_padded_borders_too(cnn: nn.Sequential, images: Tensor) -> None:
@@ -219,8 +219,8 @@ class Squared(nn.Module):
 
 
 def test_a_shift_that_no_bias_can_undo_is_not_scored(images: Tensor) -> None:
-    found = input_shift(["gradient"], model=Squared(small_cnn().eval()), images=images)["gradient"]
-    assert found["ssim"].isnan().all() and "no bias" in found.reasons("spearman")[0]
+    result = input_shift(["gradient"], model=Squared(small_cnn().eval()), images=images)["gradient"]
+    assert result["ssim"].isnan().all() and "no bias" in result.reasons("spearman")[0]
 
 
 def test_fragility_is_1_without_and_less_with_noise(cnn: nn.Sequential, images: Tensor) -> None:
@@ -244,9 +244,9 @@ def test_a_changed_prediction_is_not_scored(images: Tensor) -> None:
             gap = (batch[:, None] - self.known).abs().flatten(2).sum(2).amin(1)
             return torch.stack([gap - 1e-3, 1e-3 - gap], 1)
 
-    found = fragility(["gradient"], model=Fickle(), images=images, draws=2)["gradient"]
-    assert found["spearman"].isnan().all() and (found["kept"] == 0).all()
-    assert "changed the prediction" in found.reasons("ssim")[0] and found.reasons("kept") == [""] * 3
+    result = fragility(["gradient"], model=Fickle(), images=images, draws=2)["gradient"]
+    assert result["spearman"].isnan().all() and (result["kept"] == 0).all()
+    assert "changed the prediction" in result.reasons("ssim")[0] and result.reasons("kept") == [""] * 3
     with pytest.raises(InputError, match="epsilon > 0"):
         fragility(model=Fickle(), images=images, epsilon=0.0)
 
@@ -268,8 +268,8 @@ def test_noise_moves_every_pixel_by_epsilon(images: Tensor) -> None:
 @pytest.mark.parametrize("check", [randomisation, input_shift, fragility])
 def test_batch_size_and_order_do_not_matter(cnn: nn.Sequential, images: Tensor, check: Any) -> None:
     def scores(batch: Tensor, batch_size: int) -> Tensor:
-        found = check("gradcam", model=cnn, images=batch, batch_size=batch_size)
-        return found["gradcam"]["ssim"]
+        result = check("gradcam", model=cnn, images=batch, batch_size=batch_size)
+        return result["gradcam"]["ssim"]
 
     whole = scores(images, 3)
     assert torch.allclose(whole, scores(images, 2), atol=1e-4)
@@ -290,8 +290,8 @@ def test_methods_that_repeat_a_pass_do_so_less_often_where_they_are_compared_wit
         counts = {}
         for budget in ("enough", "full"):
             seen: list[int] = []
-            found = check(budget=budget, progress=seen.append)
-            assert list(found) == often
+            result = check(budget=budget, progress=seen.append)
+            assert list(result) == often
             counts[budget] = sum(seen)
         assert (counts["enough"], counts["full"]) == (2 * (1 + 25 + 3), 2 * (1 + 40 + 3)), name
     with pytest.raises(InputError, match="'enough' or 'full'"):
@@ -302,9 +302,9 @@ def test_margins_are_paired_and_bootstrapped() -> None:
     rng = np.random.default_rng(0)
     scores = {name: rng.normal(at, 1, 40) for name, at in (("gradcam", 1.0), ("edges", 0.2), ("random", 0.0))}
     scores["gradcam"][3] = math.nan
-    found = above_floors(scores, resamples=200, seed=4)
-    assert list(found) == ["gradcam"] and list(found["gradcam"]) == ["random", "edges"]
-    for floor, margin in found["gradcam"].items():
+    result = above_floors(scores, resamples=200, seed=4)
+    assert list(result) == ["gradcam"] and list(result["gradcam"]) == ["random", "edges"]
+    for floor, margin in result["gradcam"].items():
         gaps = np.delete(scores["gradcam"] - scores[floor], 3)
         draws = np.random.default_rng(4)
         means = [gaps[draws.integers(0, 39, 39)].mean() for _ in range(200)]
@@ -312,12 +312,12 @@ def test_margins_are_paired_and_bootstrapped() -> None:
         assert margin.interval == pytest.approx(np.quantile(means, [0.025, 0.975]))
         assert margin.share == pytest.approx((gaps > 0).mean()) and margin.above == (margin.interval[0] > 0)
     turned = above_floors(scores, higher_is_better=False)["gradcam"]["random"]
-    assert turned.mean == pytest.approx(-found["gradcam"]["random"].mean) and not turned.above
+    assert turned.mean == pytest.approx(-result["gradcam"]["random"].mean) and not turned.above
 
 
 def test_margins_that_are_not_defined_say_why() -> None:
-    found = above_floors({"gradcam": [math.nan, 0.4], "random": torch.tensor([0.1, math.nan])})
-    margin = found["gradcam"]["random"]
+    result = above_floors({"gradcam": [math.nan, 0.4], "random": torch.tensor([0.1, math.nan])})
+    margin = result["gradcam"]["random"]
     assert math.isnan(margin.mean) and margin.n == 0 and margin.reason and not margin.above
     with pytest.raises(InputError, match="no floor to compare with"):
         above_floors({"gradcam": [0.1]})

@@ -51,7 +51,7 @@ def sure_cnn() -> nn.Sequential:
     """small_cnn with larger logits: painting a picture over changes its answer."""
     net = small_cnn(seed=3).eval()
     with torch.no_grad():
-        net[-1].weight *= 30
+        net[-1].weight *= 30  # type: ignore[assignment]
     return net
 
 
@@ -59,7 +59,7 @@ def test_it_equals_its_slow_twin(images: Tensor) -> None:
     """Pixel by pixel and picture by picture in float64, as the module's first lines write it."""
     model, steps = hp.load_model(sure_cnn()), 4
     maps = hp.explain(model, images, ["gradcam", "gradient"], seed=3)
-    found = specificity(maps, model=model, images=images, draws=2, steps=steps, seed=3)
+    result = specificity(maps, model=model, images=images, draws=2, steps=steps, seed=3)
     kinds = [baseline_images(model, images, kind, 3) for kind in ("blur", "mean", "noise", "black")]
     targets = maps["gradcam"].explained
     shadows = [
@@ -77,23 +77,23 @@ def test_it_equals_its_slow_twin(images: Tensor) -> None:
         order = np.argsort(-np.clip(pixels, 0, None).ravel(), kind="stable")
         curve = []
         for k in range(steps + 1):
-            shown, chosen = start.clone().flatten(1), order[: k * order.size // steps].copy()
-            shown[:, chosen] = end.flatten(1)[:, chosen]
-            curve.append(log_odds(shown.view_as(start), target))
+            mixed, chosen = start.clone().flatten(1), order[: k * order.size // steps].copy()
+            mixed[:, chosen] = end.flatten(1)[:, chosen]
+            curve.append(log_odds(mixed.view_as(start), target))
         return float(np.trapezoid(curve, dx=1 / steps))
 
     for i, picture in enumerate(images):
         target = int(targets[i])
-        painted = min((kind[i] for kind in kinds), key=lambda one: log_odds(one, target))
+        painted = min((kind[i] for kind in kinds), key=lambda image: log_odds(image, target))
         fall = log_odds(picture, target) - log_odds(painted, target)
         for method in maps:
-            own, *others = (one[method].upsample()[i].double().numpy() for one in (maps, *shadows))
+            own, *others = (maps_of[method].upsample()[i].double().numpy() for maps_of in (maps, *shadows))
             mine, turned, *theirs = (
                 (walk(painted, picture, pixels, target) - walk(picture, painted, pixels, target)) / fall
                 for pixels in (own, own[::-1, ::-1], *others)
             )
-            assert float(found[method]["weights"][i]) == pytest.approx(mine - np.mean(theirs), abs=1e-4)
-            assert float(found[method]["place"][i]) == pytest.approx(mine - turned, abs=1e-4)
+            assert float(result[method]["weights"][i]) == pytest.approx(mine - np.mean(theirs), abs=1e-4)
+            assert float(result[method]["place"][i]) == pytest.approx(mine - turned, abs=1e-4)
 
 
 @given(seed=st.integers(0, 1000), batch_size=st.integers(1, 9))
@@ -102,15 +102,19 @@ def test_maps_that_ignore_the_network_are_exactly_their_shadows(seed: int, batch
     pictures = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(seed))
     model = hp.load_model(sure_cnn())
     maps = hp.explain(model, pictures, ["edges", "centre", "random"], seed=seed)
-    stored = {name: as_stored(one) for name, one in maps.items()}
+    stored = {name: as_stored(values) for name, values in maps.items()}
     given = {"model": model, "images": pictures, "steps": 3, "seed": seed, "batch_size": batch_size}
-    for found in (specificity(maps, **given), specificity(stored, then=as_stored, **given)):
-        for one in found.values():
-            assert torch.equal(one["weights"].nan_to_num(), torch.zeros(3))
+    for result in (specificity(maps, **given), specificity(stored, then=as_stored, **given)):
+        for scores in result.values():
+            assert torch.equal(scores["weights"].nan_to_num(), torch.zeros(3))
     alike = untrained(maps, model=model, images=pictures, seed=seed)
-    for one in alike.values():
-        assert torch.allclose(one["spearman"], torch.ones(3)) and torch.allclose(one["null"], torch.ones(3))
-        assert torch.equal(one["excess"], torch.zeros(3)) and torch.equal(one["entropy"], torch.zeros(3))
+    for scores in alike.values():
+        assert torch.allclose(scores["spearman"], torch.ones(3)) and torch.allclose(
+            scores["null"], torch.ones(3)
+        )
+        assert torch.equal(scores["excess"], torch.zeros(3)) and torch.equal(
+            scores["entropy"], torch.zeros(3)
+        )
 
 
 def test_rounding_is_no_knowledge(images: Tensor) -> None:
@@ -151,10 +155,11 @@ def test_maps_of_untrained_networks_are_made_once_for_both_metrics(images: Tenso
                 return untrained_copy(model, images, seed)
 
             patched.setattr(sys.modules[specificity.__module__], "untrained_copy", spy)
-            found = [
-                metrics.get(name).call(each, one, {}) for (name, each), one in zip(BOTH, scenes, strict=True)
+            computed = [
+                metrics.get(name).call(each, scene, {})  # type: ignore[misc]
+                for (name, each), scene in zip(BOTH, scenes, strict=True)
             ]
-        draws.append((made, found))
+        draws.append((made, computed))
     assert draws[0][0] == [0, 1, 2] and draws[1][0] == [0, 1, 2, 0, 1]
     for once, twice in zip(draws[0][1], draws[1][1], strict=True):
         for method in maps:
@@ -166,14 +171,14 @@ def test_batch_size_and_order_do_not_matter(images: Tensor) -> None:
     model = hp.load_model(sure_cnn())
     maps = hp.explain(model, images, METHODS)
     whole = specificity(maps, model=model, images=images, draws=2)
-    backwards = {name: one.take([3, 2, 1, 0]) for name, one in maps.items()}
+    backwards = {name: values.take([3, 2, 1, 0]) for name, values in maps.items()}
     turned = specificity(backwards, model=model, images=images.flip(0), draws=2)
     assert any(float(whole["gradcam"][part].abs().max()) > 0.05 for part in PARTS)
     for batch_size in (1, 3, 64):
-        found = specificity(maps, model=model, images=images, draws=2, batch_size=batch_size)
+        result = specificity(maps, model=model, images=images, draws=2, batch_size=batch_size)
         for method in METHODS:
             for part in PARTS:
-                assert torch.allclose(found[method][part], whole[method][part], atol=1e-4, equal_nan=True)
+                assert torch.allclose(result[method][part], whole[method][part], atol=1e-4, equal_nan=True)
                 assert torch.allclose(turned[method][part].flip(0), whole[method][part], atol=1e-4)
 
 
@@ -216,12 +221,14 @@ def test_true_evidence_beats_its_shadows_and_its_turned_self_does_not() -> None:
         for seed in range(3)
     ]
     maps = {"truth": truth, "turned": turned}
-    measured = gains(maps, [dict.fromkeys(maps, one) for one in shadows], model=model, images=pictures)
-    found = {name: one.scores for name, one in measured.items()}
+    measured = gains(maps, [dict.fromkeys(maps, shadow) for shadow in shadows], model=model, images=pictures)
+    results = {name: gain.scores for name, gain in measured.items()}
     for part, least in zip(PARTS, (-0.01, 0.5), strict=True):  # random weights may find the patch too
-        assert (found["truth"][part] > least).all() and found["truth"][part].mean() > 0.05
-        assert (found["turned"][part] < found["truth"][part]).all() and found["turned"][part].mean() < -0.3
-    assert torch.equal(found["truth"]["place"], -found["turned"]["place"])
+        assert (results["truth"][part] > least).all() and results["truth"][part].mean() > 0.05
+        assert (results["turned"][part] < results["truth"][part]).all() and results["turned"][
+            part
+        ].mean() < -0.3
+    assert torch.equal(results["truth"]["place"], -results["turned"]["place"])
 
 
 def test_the_baseline_is_the_one_that_takes_the_class_away_best() -> None:
@@ -233,7 +240,9 @@ def test_the_baseline_is_the_one_that_takes_the_class_away_best() -> None:
     kinds = [baseline_images(model, pictures, kind, 5) for kind in ("blur", "mean", "noise", "black")]
     chosen = set()
     for i, target in enumerate(targets.tolist()):
-        chance = [float(model.logits(one[i][None]).softmax(1)[0, target]) for one in (pictures, *kinds)]
+        chance = [
+            float(model.logits(variant[i][None]).softmax(1)[0, target]) for variant in (pictures, *kinds)
+        ]
         odds = np.log(chance) - np.log1p(-np.clip(chance, 1e-6, 1 - 1e-6))
         best = int(np.argmin(odds[1:]))
         chosen.add(best)
@@ -251,8 +260,8 @@ class Standardises(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         sides = (1, 2, 3)
-        found: Tensor = self.net((x - x.mean(sides, keepdim=True)) / x.std(sides, keepdim=True))
-        return found
+        output: Tensor = self.net((x - x.mean(sides, keepdim=True)) / x.std(sides, keepdim=True))
+        return output
 
 
 def test_a_network_that_standardises_its_input_is_judged_by_baselines_that_it_answers(images: Tensor) -> None:
@@ -269,31 +278,34 @@ def test_where_nothing_takes_the_class_away_nothing_is_decided(images: Tensor) -
     with torch.no_grad():
         deaf[-1].weight.zero_()
     maps = hp.explain(deaf, images, ["gradient", "edges"])
-    found = specificity({"edges": maps["edges"]}, model=deaf, images=images, draws=1)["edges"]
+    result = specificity({"edges": maps["edges"]}, model=deaf, images=images, draws=1)["edges"]
     for part in PARTS:
-        assert found[part].isnan().all() and found.reasons(part) == [STAYS] * 4
+        assert result[part].isnan().all() and result.reasons(part) == [STAYS] * 4
     blank = {"gradient": maps["gradient"]}  # of a network that does not look at the picture
-    found = specificity(blank, model=sure_cnn(), images=images, draws=1)["gradient"]
-    assert found["weights"].isnan().all() and found.reasons("weights") == [BLANK] * 4
+    result = specificity(blank, model=sure_cnn(), images=images, draws=1)["gradient"]
+    assert result["weights"].isnan().all() and result.reasons("weights") == [BLANK] * 4
 
 
 def test_maps_of_untrained_networks_by_other_people_s_code(images: Tensor) -> None:
     model = hp.load_model(small_cnn(seed=3).eval())
     maps = hp.explain(model, images, ["gradient", "integrated-gradients(steps=4)"], 2)
-    found = untrained(maps, model=model, images=images, seed=1)
+    result = untrained(maps, model=model, images=images, seed=1)
     first, second = (
         hp.explain(untrained_copy(model, images, seed), images, list(maps), 2, seed=1) for seed in (1, 2)
     )
     for method, own in maps.items():
-        table = [one.upsample().double().numpy() for one in (own, first[method], second[method])]
-        for i, (mine, one, other) in enumerate(zip(*table, strict=True)):
-            rho, null = (spearmanr(a.ravel(), b.ravel()).statistic for a, b in ((mine, one), (one, other)))
+        table = [maps_of.upsample().double().numpy() for maps_of in (own, first[method], second[method])]
+        for i, (mine, first_map, other) in enumerate(zip(*table, strict=True)):
+            rho, null = (
+                spearmanr(a.ravel(), b.ravel()).statistic for a, b in ((mine, first_map), (first_map, other))
+            )
             spread = [
-                bits(np.bincount(np.rint(m.ravel() * (BINS - 1)).astype(int)), base=2) for m in (mine, one)
+                bits(np.bincount(np.rint(m.ravel() * (BINS - 1)).astype(int)), base=2)
+                for m in (mine, first_map)
             ]
             expected = (rho, null, rho - null, spread[1] / spread[0] - 1)
             for part, value in zip(("spearman", "null", "excess", "entropy"), expected, strict=True):
-                assert float(found[method][part][i]) == pytest.approx(value, abs=2e-3), part
+                assert float(result[method][part][i]) == pytest.approx(value, abs=2e-3), part
 
 
 def test_a_flat_histogram_has_six_bits_and_a_map_of_two_values_one() -> None:
@@ -317,7 +329,7 @@ def test_the_model_stays_and_the_seed_decides(images: Tensor) -> None:
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
 
-def test_what_cannot_be_asked_is_one_sentence(images: Tensor) -> None:
+def test_what_cannot_be_asked_raises_a_clear_error(images: Tensor) -> None:
     maps = hp.explain(sure_cnn(), images, ["gradcam"])
     with pytest.raises(InputError, match="draws must be a whole number of at least 1, got 0"):
         specificity(maps, model=sure_cnn(), images=images, draws=0)

@@ -168,7 +168,7 @@ def test_one_map_against_many_and_native_maps() -> None:
         ((torch.rand(6), torch.rand(6)), "'h w' or 'b h w'"),
     ],
 )
-def test_bad_maps_are_one_sentence(arguments: tuple[Any, ...], sentence: str) -> None:
+def test_bad_maps_raise_a_clear_error(arguments: tuple[Any, ...], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence) as error:
         ssim(*arguments)
     assert "\n" not in str(error.value)
@@ -244,7 +244,7 @@ def test_cose_split() -> None:
         (lambda: cose_map(torch.full((1, 4, 4), torch.nan)), "NaN or infinite"),
     ],
 )
-def test_bad_cose_input_is_one_sentence(call: Any, sentence: str) -> None:
+def test_bad_cose_input_raises_a_clear_error(call: Any, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence) as error:
         call()
     assert "\n" not in str(error.value)
@@ -252,8 +252,8 @@ def test_bad_cose_input_is_one_sentence(call: Any, sentence: str) -> None:
 
 def test_ssim_to_final_is_pearsons_r() -> None:
     ssims, accuracies = [0.2, 0.5, 0.4, 0.9, math.nan], [0.1, 0.5, 0.6, 0.8, 0.9]
-    found, expected = ssim_to_final(ssims, accuracies), pearsonr(ssims[:4], accuracies[:4])
-    assert (found.r, found.p, found.n) == pytest.approx((expected.statistic, expected.pvalue, 4))
+    result, expected = ssim_to_final(ssims, accuracies), pearsonr(ssims[:4], accuracies[:4])
+    assert (result.r, result.p, result.n) == pytest.approx((expected.statistic, expected.pvalue, 4))
     flat = ssim_to_final([0.3, 0.1 + 0.2, 0.3], [0.1, 0.2, 0.3])
     assert math.isnan(flat.r) and math.isnan(flat.p) and "SSIM is the same" in flat.reason
     assert "fewer than three" in ssim_to_final([0.1, 0.2], [0.1, 0.2]).reason
@@ -265,10 +265,10 @@ def test_cose_map_equals_numpy_percentiles(size: tuple[int, int]) -> None:
     expected = np.abs(gradients.numpy()).sum(1)
     expected -= expected.min((1, 2), keepdims=True)
     expected /= np.percentile(expected, 99, axis=(1, 2), keepdims=True)
-    found = cose_map(gradients)
-    assert np.allclose(found.numpy(), expected.clip(max=1), atol=1e-5)
+    result = cose_map(gradients)
+    assert np.allclose(result.numpy(), expected.clip(max=1), atol=1e-5)
     assert torch.allclose(cose_map(gradients[:, 0]), cose_map(gradients[:, :1]))
-    assert found.amin() == 0 and found.amax() == 1
+    assert result.amin() == 0 and result.amax() == 1
 
 
 def test_cose_map_of_a_constant_map_is_zero() -> None:

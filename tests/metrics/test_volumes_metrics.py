@@ -63,38 +63,38 @@ class Given:
 
     def call(self, entry: Metric) -> Any:
         """The metric's own function with what it needs."""
-        name, shown = entry.name, {"model": self.model, "images": self.images}
+        name, inputs = entry.name, {"model": self.model, "images": self.images}
         if entry.bundle == "localise":
             return entry.function(self.maps, masks=self.mask, budget=BUDGET)
         if entry.bundle == "structure":
             return entry.function(self.maps, self.mask, self.other > 0.8, self.box)
         if name in ("insertion", "deletion"):
-            return entry.function(self.maps, self.labels, steps=5, baseline="mean", **shown)
+            return entry.function(self.maps, self.labels, steps=5, baseline="mean", **inputs)
         calls: dict[str, Any] = {
             "cscore": lambda f: f(self.maps, self.labels, self.probs, tau=0.0, resamples=10),
             "dom": lambda f: f(self.maps, self.other, self.labels),
             "dispersion": lambda f: f(self.maps, budget=BUDGET),
-            "occlusion_drop": lambda f: f(self.mask, self.labels, fill="mean", **shown),
-            "specificity": lambda f: f({"gradcam": self.maps}, draws=1, steps=3, **shown),
-            "untrained": lambda f: f({"gradcam": self.maps}, **shown),
+            "occlusion_drop": lambda f: f(self.mask, self.labels, fill="mean", **inputs),
+            "specificity": lambda f: f({"gradcam": self.maps}, draws=1, steps=3, **inputs),
+            "untrained": lambda f: f({"gradcam": self.maps}, **inputs),
             "method_agreement": lambda f: f({"a": self.maps, "b": self.other}, budget=BUDGET),
             "ssim": lambda f: f(self.maps, self.maps),
-            "grid_pointing": lambda f: f(**shown, labels=self.labels),
-            "disconnected_grid": lambda f: f(**shown, labels=self.labels),
+            "grid_pointing": lambda f: f(**inputs, labels=self.labels),
+            "disconnected_grid": lambda f: f(**inputs, labels=self.labels),
         }
-        return calls.get(name, lambda f: f("gradcam", **shown))(entry.function)
+        return calls.get(name, lambda f: f("gradcam", **inputs))(entry.function)
 
 
-def numbers(found: Any) -> dict[str, Tensor]:
-    if isinstance(found, PerClass) and "images" in found.parts:
-        return {kind: found.images[kind] for kind in ("spearman", "overlap")}
-    if isinstance(found, PerImage):
-        return dict(found)
-    if isinstance(found, dict):
-        return {f"{m} {k}": v for m, one in found.items() for k, v in one.items()}
-    if hasattr(found, "overall"):
-        return {"overall": torch.tensor(found.overall.value)}
-    return {"value": torch.tensor(found.value)}
+def numbers(result: Any) -> dict[str, Tensor]:
+    if isinstance(result, PerClass) and "images" in result.parts:
+        return {kind: result.images[kind] for kind in ("spearman", "overlap")}
+    if isinstance(result, PerImage):
+        return dict(result)
+    if isinstance(result, dict):
+        return {f"{m} {k}": v for m, scores in result.items() for k, v in scores.items()}
+    if hasattr(result, "overall"):
+        return {"overall": torch.tensor(result.overall.value)}
+    return {"value": torch.tensor(result.value)}
 
 
 # Along a constant third axis a distance is measured against a longer diagonal, and so is what it is part of;
@@ -122,7 +122,7 @@ def test_what_is_built_for_volumes_gives_the_numbers_of_pictures(entry: Metric) 
 
 
 @pytest.mark.parametrize("entry", REFUSING, ids=lambda entry: entry.name)
-def test_the_others_refuse_volumes_in_one_sentence(entry: Metric) -> None:
+def test_the_others_refuse_volumes_with_a_clear_error(entry: Metric) -> None:
     with pytest.raises(InputError, match=r"^\w+ is not built for volumes; leave it out or use one of"):
         Given(True).call(entry)
 
@@ -144,8 +144,8 @@ def test_the_box_around_a_volume() -> None:
     maps, mask = torch.zeros(1, 8, 10, 12), torch.zeros(1, 8, 10, 12, dtype=torch.bool)
     maps[0, 2:4, 3:6, 4:8] = 1
     mask[0, 2:6, 3:6, 4:8] = True
-    found = hp.metrics.localise(maps, masks=mask, budget=24 / maps.numel())
-    assert found["box_iou"].item() == pytest.approx(24 / 48) and found["inside"].item() == 1
+    result = hp.metrics.localise(maps, masks=mask, budget=24 / maps.numel())
+    assert result["box_iou"].item() == pytest.approx(24 / 48) and result["inside"].item() == 1
 
 
 def test_volumes_have_no_ssim_and_say_so() -> None:
@@ -153,7 +153,7 @@ def test_volumes_have_no_ssim_and_say_so() -> None:
     alike = map_similarity(given.maps, given.other)
     assert alike["ssim"].isnan().all() and alike.reasons("ssim") == [NO_SSIM] * COUNT
     assert alike["spearman"].isfinite().all() and alike.reasons("spearman") == [""] * COUNT
-    found = metrics.get("fragility").function("gradcam", model=given.model, images=given.images, draws=1)
-    assert found["gradcam"].reasons("ssim") == [NO_SSIM] * COUNT
+    result = metrics.get("fragility").function("gradcam", model=given.model, images=given.images, draws=1)
+    assert result["gradcam"].reasons("ssim") == [NO_SSIM] * COUNT
     both = metrics.get("method_agreement").function({"a": given.maps, "b": given.other})
     assert both.ssim.reasons == {("a", "b"): NO_SSIM} and both.spearman["a", "b"] == both.spearman["a", "b"]

@@ -49,8 +49,8 @@ def images(count: int = 4, size: int = 64) -> Tensor:
     return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(0)).cuda()
 
 
-def close(found: Tensor, expected: Tensor, precision: str) -> None:
-    assert (found - expected).abs().max() <= TOLERANCE[precision] * expected.abs().max()
+def close(result: Tensor, expected: Tensor, precision: str) -> None:
+    assert (result - expected).abs().max() <= TOLERANCE[precision] * expected.abs().max()
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
@@ -105,8 +105,8 @@ def test_a_long_job_is_fused_and_recorded_and_sees_changed_weights(
     fast, plain = pair(lived_in(small_cnn()), precision)
     given = images(2 * WORTH_IT, 32)
     for turn in range(3):
-        found, expected = (all_logits(model, given, 64) for model in (fast, plain))
-        close(found, expected, precision)
+        result, expected = (all_logits(model, given, 64) for model in (fast, plain))
+        close(result, expected, precision)
         with torch.no_grad():  # in place, by a new tensor, and of a norm's statistics
             if turn == 0:
                 fast.module[0].weight.mul_(1.5)
@@ -122,9 +122,9 @@ def test_a_long_job_is_fused_and_recorded_and_sees_changed_weights(
 def test_gradients_of_a_long_job_are_those_of_the_plain_network() -> None:
     fast, plain = pair(lived_in(small_cnn()), "fp32")
     methods = ["smoothgrad(samples=300)", "ig(steps=300)"]
-    found, expected = (hp.explain(model, images(2, 32), methods, 1) for model in (fast, plain))
+    result, expected = (hp.explain(model, images(2, 32), methods, 1) for model in (fast, plain))
     for method in methods:
-        torch.testing.assert_close(found[method].values, expected[method].values, rtol=1e-2, atol=1e-3)
+        torch.testing.assert_close(result[method].values, expected[method].values, rtol=1e-2, atol=1e-3)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
@@ -136,10 +136,10 @@ def test_maps_of_recorded_passes_are_those_of_the_plain_network(name: str, preci
     fast, plain = pair(net, precision)
     for turn in range(5):  # plain, plain, recorded, replayed, replayed for another class
         given, targets = images().roll(turn, 0), None if turn < 4 else 2
-        found, expected = (hp.explain(model, given, CAMS, targets) for model in (fast, plain))
+        result, expected = (hp.explain(model, given, CAMS, targets) for model in (fast, plain))
         for method in CAMS:
-            assert torch.equal(found[method].explained, expected[method].explained) or precision == "bf16"
-            gap = (found[method].normalised() - expected[method].normalised()).abs().mean()
+            assert torch.equal(result[method].explained, expected[method].explained) or precision == "bf16"
+            gap = (result[method].normalised() - expected[method].normalised()).abs().mean()
             assert gap < (0.05 if precision == "bf16" else 5e-3), (method, turn)
     graphs = fast.facts.acceleration.graphs
     assert graphs is not None and graphs.recordings and graphs.requests and not graphs.reason

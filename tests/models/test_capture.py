@@ -276,18 +276,18 @@ def test_a_bfloat16_model_gives_float32_maps(cnn: nn.Module, images: Tensor) -> 
 
 
 def test_class_zero_of_a_one_logit_model_is_explained_through_minus_z(images: Tensor) -> None:
-    one = small_cnn(classes=1).eval()
-    two = copy.deepcopy(one)
+    first = small_cnn(classes=1).eval()
+    two = copy.deepcopy(first)
     two[-1] = nn.Linear(64, 2)
-    two[-1].weight.data = torch.cat([-one[-1].weight.data, one[-1].weight.data])
-    two[-1].bias.data = torch.cat([-one[-1].bias.data, one[-1].bias.data])
+    two[-1].weight.data = torch.cat([-first[-1].weight.data, first[-1].weight.data])  # type: ignore[list-item]
+    two[-1].bias.data = torch.cat([-first[-1].bias.data, first[-1].bias.data])  # type: ignore[list-item]
     for target in (0, 1):
-        ours = hp.explain(one, images, CAMS, targets=target)
+        ours = hp.explain(first, images, CAMS, targets=target)
         theirs = hp.explain(two, images, CAMS, targets=target)
         for method in CAMS:
             torch.testing.assert_close(ours[method].values, theirs[method].values)
-    predicted = hp.explain(one, images, "gradcam")["gradcam"].explained
-    assert torch.equal(predicted, (one(images)[:, 0] > 0).long())
+    predicted = hp.explain(first, images, "gradcam")["gradcam"].explained
+    assert torch.equal(predicted, (first(images)[:, 0] > 0).long())
 
 
 class Unlisted(nn.Module):
@@ -354,7 +354,7 @@ def test_memory_running_out_shrinks_the_batch(cnn: nn.Module, images: Tensor) ->
         ({"batch_size": 0}, InputError, "batch_size must be at least 1"),
     ],
 )  # fmt: skip
-def test_bad_input_is_one_clear_sentence(
+def test_bad_input_raises_a_clear_error(
     change: dict, error: type, sentence: str, cnn: nn.Module, images: Tensor
 ):
     arguments = {"images": images, "methods": "gradcam"} | change
@@ -363,7 +363,7 @@ def test_bad_input_is_one_clear_sentence(
     assert "\n" not in str(caught.value)
 
 
-def test_a_wrong_image_size_is_one_sentence() -> None:
+def test_a_wrong_image_size_raises_a_clear_error() -> None:
     vit = torchvision.models.vit_b_16(image_size=32, num_classes=3).eval()
     with pytest.raises(InputError, match=r"cannot take images of shape \(1, 3, 48, 48\)"):
         hp.explain(vit, torch.zeros(1, 3, 48, 48), "gradcam")

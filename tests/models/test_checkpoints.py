@@ -119,14 +119,14 @@ def broken_files(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     "name", ["text.pt", "noise.pt", "picture.pt", "cut.pt", "cut.safetensors", "list.pickle"]
 )
-def test_a_file_that_is_no_checkpoint_is_one_sentence(name: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_checkpoint_raises_a_clear_error(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(broken_files(tmp_path)[name])
     with pytest.raises(CheckpointError) as caught:
         read_checkpoint(tmp_path / name)
     assert name in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_missing_empty_and_folder_are_told_apart(tmp_path: Path) -> None:
+def test_missing_empty_and_folder_are_distinguished(tmp_path: Path) -> None:
     (tmp_path / "empty.pt").touch()
     for path, word in (("none.pt", "no such"), ("empty.pt", "empty"), (".", "folder")):
         with pytest.raises(CheckpointError, match=word):
@@ -180,7 +180,7 @@ def test_a_misfit_names_the_first_few_weights_and_how_many(tmp_path: Path) -> No
     assert same(module, before), "a file that does not fit must not be loaded in part"
 
 
-def test_another_number_of_classes_is_told_apart_from_another_model(tmp_path: Path) -> None:
+def test_another_number_of_classes_is_distinguished_from_another_model(tmp_path: Path) -> None:
     torch.save(weights(classes=5), tmp_path / "five.pt")
     with pytest.raises(ClassCountError, match="has 5 classes but Sequential was made with 3") as caught:
         load_checkpoint(network(), tmp_path / "five.pt")
@@ -225,5 +225,5 @@ def test_pipes_and_devices_are_never_opened(tmp_path: Path) -> None:
     )
     for name in ("pipe.pt", "zero.pt"):
         command = [sys.executable, "-c", code, str(tmp_path / name)]
-        shown = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        assert "is a pipe or a device, not a file; name a weight file" in shown.stderr
+        process = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert "is a pipe or a device, not a file; name a weight file" in process.stderr

@@ -175,10 +175,10 @@ def test_of_a_module_that_runs_twice_the_last_run_is_read_and_rerun() -> None:
     shared.load_state_dict(functional.state_dict())
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     methods = ["gradcam", "gradcam++", "layercam", "scorecam", "ablationcam", "ms-gradcam++"]
-    expected, found = (hp.explain(m, images, methods, targets=1) for m in (functional, shared))
+    expected, result = (hp.explain(m, images, methods, targets=1) for m in (functional, shared))
     assert default_layer(as_model(shared), images) == "act"
     for method in methods[:-1]:
-        torch.testing.assert_close(found[method].values, expected[method].values, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(result[method].values, expected[method].values, rtol=1e-5, atol=1e-6)
 
 
 class SharedWithHead(Functional):

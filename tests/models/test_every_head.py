@@ -63,8 +63,8 @@ class Boxes(nn.Module):
         low = cell * torch.stack([columns, rows], -1).flatten(0, 1)
         boxes = torch.cat([low, low + cell], 1).to(x)
         return [
-            {"boxes": boxes, "scores": one.flatten(1).amax(0), "labels": one.flatten(1).argmax(0)}
-            for one in chances
+            {"boxes": boxes, "scores": chance.flatten(1).amax(0), "labels": chance.flatten(1).argmax(0)}
+            for chance in chances
         ]
 
 
@@ -115,7 +115,7 @@ def test_every_head_has_a_network_here() -> None:
 
 
 @pytest.mark.parametrize("head", NETWORKS)
-def test_every_method_explains_every_head_or_refuses_in_one_sentence(head: str) -> None:
+def test_every_method_explains_every_head_or_refuses_with_a_clear_error(head: str) -> None:
     refused = {}
     for entry in explainers:
         vit = entry.architecture == "transformer" and head not in ("segmentation", "detection")
@@ -150,10 +150,10 @@ def test_on_a_gpu_every_head_has_the_maps_of_a_cpu(head: str) -> None:
         model.precision = "fp32"
         model.module.cuda()
         for turn in range(4):
-            found = hp.explain(model, images(), [call], targets)[call]
-            assert found.explained.cpu().equal(expected.explained), (entry.name, turn)
-            expected = found.to("cpu") if noise and turn == 0 else expected
-            gap = (found.normalised().cpu() - expected.normalised()).abs().mean()
+            result = hp.explain(model, images(), [call], targets)[call]
+            assert result.explained.cpu().equal(expected.explained), (entry.name, turn)
+            expected = result.to("cpu") if noise and turn == 0 else expected
+            gap = (result.normalised().cpu() - expected.normalised()).abs().mean()
             assert gap < 1e-3, (entry.name, turn, gap)
 
 
@@ -191,16 +191,16 @@ def every_number(scores: PerImage, where: str) -> None:
 @pytest.mark.parametrize("head", NETWORKS)
 def test_every_metric_of_images_gives_numbers_or_reasons(head: str) -> None:
     model, targets = network(head)
-    shown = images()
-    model, columns = bind_targets(model, shown, targets)
-    maps = {name: hp.explain(model, shown, name, columns)[name] for name in ("gradcam", "gradient")}
+    inputs = images()
+    model, columns = bind_targets(model, inputs, targets)
+    maps = {name: hp.explain(model, inputs, name, columns)[name] for name in ("gradcam", "gradient")}
     explained = maps["gradcam"].explained
-    scene = BatchContext(model, Batch(tuple("abcd"), shown, explained, truth(4)), maps, explained)
+    scene = BatchContext(model, Batch(tuple("abcd"), inputs, explained, truth(4)), maps, explained)
     calls = [f"{name}({CHEAP[name]})" if name in CHEAP else name for name in OF_IMAGES]
     for method, metric, values, reasons in measure(calls, scene):
         for value, reason in zip(values, reasons, strict=True):
             assert math.isfinite(value) or (math.isnan(value) and reason), (method, metric, value, reason)
-    every_number(part_occlusion(truth(4).masks["box"], columns, model=model, images=shown), "occlusion_drop")
+    every_number(part_occlusion(truth(4).masks["box"], columns, model=model, images=inputs), "occlusion_drop")
 
 
 @pytest.mark.parametrize("head", NETWORKS)
@@ -226,12 +226,12 @@ def test_what_needs_probabilities_gives_numbers_or_names_the_head(head: str, nam
 
 
 @torch.no_grad()
-def centre(net: nn.Module, shown: Tensor) -> None:
+def centre(net: nn.Module, inputs: Tensor) -> None:
     """Move the last bias so that not all pictures are of one class."""
     last = [part for part in net.modules() if isinstance(part, (nn.Linear, nn.Conv2d))][-1]
     seen: list[Tensor] = []
     with last.register_forward_hook(lambda _m, _i, output: seen.append(output)):
-        net(shown)
+        net(inputs)
     assert last.bias is not None
     last.bias -= seen[0].mean([axis for axis in range(seen[0].ndim) if axis != 1])
 
@@ -248,11 +248,11 @@ def test_mosaics_give_numbers_or_a_sentence(head: str, name: str) -> None:
     gallery = ImagePool(model, ("gradcam",), lambda _: pictures, None, {"seed": 0})
     assert entry.call is not None
     try:
-        found = entry.call(entry.function, gallery, {"confident": 0.0})
+        result = entry.call(entry.function, gallery, {"confident": 0.0})
     except HeatproofError as error:
         assert "\n" not in str(error)
         assert head in CHANCE or head == "detection", error
         assert head == "detection" or f"head is '{head}'" in str(error)
     else:
         assert head not in CHANCE
-        every_number(found["gradcam"], name)
+        every_number(result["gradcam"], name)

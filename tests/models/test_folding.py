@@ -88,7 +88,7 @@ class Odd(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
-def test_only_what_nobody_else_reads_is_folded() -> None:
+def test_only_layers_without_other_readers_are_folded() -> None:
     model = hp.Model(trained(Odd()))
     pairs, logits = foldable(model, model.ready(some(1)))
     assert [conv for conv, _ in pairs] == [model.module.plain] and logits.shape == (1, 3)
@@ -120,9 +120,9 @@ def test_changed_weights_are_seen(how: str) -> None:
         else:
             net[0] = nn.Conv2d(3, 8, 3, padding=1)
         expected = net(images)
-    found = logits()
-    assert not torch.allclose(found, first, atol=1e-3)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    second = logits()
+    assert not torch.allclose(second, first, atol=1e-3)
+    torch.testing.assert_close(second, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_short_jobs_hooks_and_training_are_not_folded() -> None:
@@ -156,15 +156,15 @@ def test_short_jobs_hooks_and_training_are_not_folded() -> None:
 def test_gradients_of_the_input_are_the_same_folded() -> None:
     model = hp.Model(trained(small_cnn()))
     images, targets = some(WORTH_IT, 32), torch.arange(WORTH_IT) % 5
-    found: list[Tensor] = []
+    gradients: list[Tensor] = []
     with frozen_eval(model.module):
         Queue(model, (32, 32)).input_gradients(
-            WORTH_IT, lambda i, j: (images[i:j], targets[i:j]), lambda g, *_: found.append(g)
+            WORTH_IT, lambda i, j: (images[i:j], targets[i:j]), lambda g, *_: gradients.append(g)
         )
     inputs = images.clone().requires_grad_()
     model.module(inputs).gather(1, targets[:, None]).sum().backward()
     assert inputs.grad is not None and model.facts.acceleration.folding[1].steps
-    torch.testing.assert_close(torch.cat(found), inputs.grad, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(torch.cat(gradients), inputs.grad, atol=1e-5, rtol=1e-4)
 
 
 def test_the_module_is_whole_again_when_a_pass_fails() -> None:
@@ -194,9 +194,9 @@ def test_one_switch_turns_acceleration_off(how: str, monkeypatch: pytest.MonkeyP
     if how == "environment":
         monkeypatch.setenv("HEATPROOF_ACCELERATE", "0")
     images = some(WORTH_IT, 32)
-    found = all_logits(model, images)
+    plain = all_logits(model, images)
     assert model.facts.acceleration == AccelerationState(), "something was determined"
     monkeypatch.delenv("HEATPROOF_ACCELERATE", raising=False)
     accelerated = hp.load_model(model.module)
-    torch.testing.assert_close(all_logits(accelerated, images), found, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(all_logits(accelerated, images), plain, atol=1e-5, rtol=1e-5)
     assert accelerated.facts.acceleration.folding is not None

@@ -114,7 +114,7 @@ def test_a_package_that_only_asks_works_too() -> None:
         hp.explain(as_function(net), images(), "captum:Saliency")
 
 
-def test_what_no_function_can_be_is_one_sentence() -> None:
+def test_what_no_function_can_be_raises_a_clear_error() -> None:
     with pytest.raises(ModelError, match="returned str, not a table of scores"):
         hp.load_model(lambda x: "cat").logits(images())
     with pytest.raises(ModelError, match="for 2 images"):
@@ -235,19 +235,19 @@ def test_the_command_line_takes_a_function(study: Path, monkeypatch: pytest.Monk
         "-o",
         "m",
     ]
-    said = CliRunner().invoke(main, command)
-    assert said.exit_code == 0 and len(list((study / "m").glob("*.png"))) == 2, said.output
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 0 and len(list((study / "m").glob("*.png"))) == 2, result.output
     refused = CliRunner().invoke(main, [*command[:4], "gradcam"])
     assert refused.exit_code == 2 and "is a function, without layers or gradients" in refused.output
 
 
 def test_an_audit_of_a_function_says_what_to_do_instead(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(study)
-    said = CliRunner().invoke(main, ["audit", "served.py:predict", "pictures", "--out", "audited"])
-    assert said.exit_code == 2 and "is a function without weights" in said.output.replace("\n", " ")
+    result = CliRunner().invoke(main, ["audit", "served.py:predict", "pictures", "--out", "audited"])
+    assert result.exit_code == 2 and "is a function without weights" in result.output.replace("\n", " ")
 
 
-def test_one_number_between_0_and_1_has_to_be_said_what_it_is() -> None:
+def test_a_single_output_between_0_and_1_needs_an_explicit_head() -> None:
     def chance(pictures: np.ndarray) -> np.ndarray:
         return 1 / (1 + np.exp(-pictures.mean((1, 2, 3))))
 
@@ -266,5 +266,5 @@ def test_one_number_between_0_and_1_has_to_be_said_what_it_is() -> None:
 def test_the_example_runs(tmp_path: Path, session) -> None:
     pytest.importorskip("captum")
     example = Path(__file__).parents[2] / "examples" / "bring_your_own.py"
-    found = runpy.run_path(str(example))["main"](["--out", str(tmp_path)])
-    assert found[f"files:{tmp_path / 'maps.npz'}"] == found["gradcam"] and found["rise"] < 1e-4
+    scores = runpy.run_path(str(example))["main"](["--out", str(tmp_path)])
+    assert scores[f"files:{tmp_path / 'maps.npz'}"] == scores["gradcam"] and scores["rise"] < 1e-4

@@ -5,8 +5,6 @@ cuDNN's kernels are on a GPU alone; here two functions of torch take their place
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -18,7 +16,7 @@ from heatproof.models.accel.folding import DeferredConv, Folding
 
 
 @pytest.fixture(autouse=True)
-def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Stand-ins, and what was called."""
     called: list[str] = []
 
@@ -32,7 +30,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     monkeypatch.setattr(torch, "cudnn_convolution_relu", plain)
     monkeypatch.setattr(torch, "cudnn_convolution_add_relu", added)
-    yield called
+    return called
 
 
 def lived_in(net: nn.Module) -> nn.Module:

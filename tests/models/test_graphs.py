@@ -32,14 +32,14 @@ class Rerun:
         self, function: Callable[..., Any], given: Sequence[Tensor], reads: object = (), pool: object = None
     ) -> None:
         Rerun.made += 1
-        self.function, self.room = function, [one.clone() for one in given]
+        self.function, self.room = function, [value.clone() for value in given]
         self.results = function(*self.room)
 
     def __call__(self, given: Sequence[Tensor]) -> Any:
-        for room, one in zip(self.room, given, strict=True):
-            room[: len(one)].copy_(one)
-        for kept, new in zip(tree_leaves(self.results), tree_leaves(self.function(*self.room)), strict=True):
-            kept.detach().copy_(new)
+        for room, value in zip(self.room, given, strict=True):
+            room[: len(value)].copy_(value)
+        for old, new in zip(tree_leaves(self.results), tree_leaves(self.function(*self.room)), strict=True):
+            old.detach().copy_(new)
         return self.results
 
 
@@ -90,21 +90,21 @@ def test_what_cannot_be_recorded_runs_as_before_and_says_why(caplog: pytest.LogC
 
 def test_what_a_recording_cannot_see_changes_its_key() -> None:
     net, graphs = small_cnn().eval(), Graphs(Rerun)
-    first, told = state_of(net), graphs.state(net)
+    first, recorded = state_of(net), graphs.state(net)
     with torch.no_grad():
         net[0].weight.mul_(2)
     assert state_of(net) == first, "weights changed in place are seen by the recording itself"
-    assert graphs.state(net) == told
+    assert graphs.state(net) == recorded
     hook = net[0].register_forward_hook(lambda *_: None)
     assert graphs.state(net) is None, "somebody's Python runs in its pass"
     hook.remove()
-    assert graphs.state(net) == told
+    assert graphs.state(net) == recorded
     changes: list[Callable[[], object]] = [
         lambda: setattr(net[0], "stride", (2, 2)),
         lambda: setattr(net[1], "eps", 0.5),
         lambda: net[1].train(),
         lambda: setattr(net[0], "weight", nn.Parameter(net[0].weight.clone())),
-        lambda: net[1].running_mean.set_(torch.zeros(8)),
+        lambda: net[1].running_mean.set_(torch.zeros(8)),  # type: ignore[call-overload]
         lambda: net.add_module("more", nn.Identity()),
         lambda: setattr(net[0], "note", ("a", ["list"])),
     ]
@@ -129,15 +129,15 @@ def test_maps_from_a_recorded_shared_pass_are_those_of_a_plain_one(monkeypatch: 
         expected = hp.explain(plain, images, methods, targets)
         with monkeypatch.context() as patched:
             patched.setattr(Accelerator, "graphs", property(lambda _: graphs))
-            found = hp.explain(recorded, images, methods, targets)
-            found = hp.explain(recorded, images, methods, targets)
+            result = hp.explain(recorded, images, methods, targets)
+            result = hp.explain(recorded, images, methods, targets)
         for method, maps in expected.items():
-            assert torch.equal(found[method].explained, maps.explained)
-            torch.testing.assert_close(found[method].values, maps.values, atol=1e-6, rtol=1e-5)
+            assert torch.equal(result[method].explained, maps.explained)
+            torch.testing.assert_close(result[method].values, maps.values, atol=1e-6, rtol=1e-5)
     assert Rerun.made - before == 3, "with targets, without, and ScoreCAM's"
 
 
-def test_a_request_that_came_before_is_answered_first_and_checked_then(
+def test_a_repeated_request_is_answered_before_it_is_checked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     net = small_cnn().eval()
@@ -149,11 +149,11 @@ def test_a_request_that_came_before_is_answered_first_and_checked_then(
 
     def same(targets: int | None = None) -> None:
         images = torch.randn(3, 3, 32, 32)
-        expected, found = (hp.explain(one, images, CAMS, targets) for one in (plain, model))
+        expected, result = (hp.explain(variant, images, CAMS, targets) for variant in (plain, model))
         for method, maps in expected.items():
-            assert torch.equal(found[method].values, maps.values), method
-            assert torch.equal(found[method].explained, maps.explained)
-            assert torch.equal(found[method].dead, maps.dead) and found[method].ids == maps.ids
+            assert torch.equal(result[method].values, maps.values), method
+            assert torch.equal(result[method].explained, maps.explained)
+            assert torch.equal(result[method].dead, maps.dead) and result[method].ids == maps.ids
 
     for _ in range(SEEN + 2):
         same()
@@ -167,7 +167,7 @@ def test_a_request_that_came_before_is_answered_first_and_checked_then(
     with torch.no_grad():
         net[0].weight.mul_(1.5)
     same()  # seen by the recording itself
-    net[0].weight.data = net[0].weight.data * 0.5
+    net[0].weight.data = net[0].weight.data * 0.5  # type: ignore[assignment]
     same()  # not seen by it: guessed in vain
     net[4].register_forward_hook(lambda part, given, made: made * 2)
     same()
@@ -179,9 +179,9 @@ def test_what_a_trace_read_is_freed_with_it() -> None:
     gc.disable()
     try:
         hp.explain(model, torch.randn(2, 3, 32, 32), CAMS)
-        kept = weakref.ref(model)
+        reference = weakref.ref(model)
         del model
-        assert kept() is None, "a circle keeps the network and what it computed"
+        assert reference() is None, "a circle keeps the network and what it computed"
     finally:
         gc.enable()
 
@@ -198,9 +198,9 @@ def test_recorded_passes_on_a_gpu_give_the_plain_ones_answers(precision: str) ->
     tolerance = 0.05 if precision == "bf16" else 1e-3
     for turn in range(6):
         given = images.roll(turn, 0)
-        found, expected = (hp.explain(m, given, methods, batch_size=8) for m in (recorded, plain))
+        result, expected = (hp.explain(m, given, methods, batch_size=8) for m in (recorded, plain))
         for method in methods:
-            gap = (found[method].normalised() - expected[method].normalised()).abs().mean()
+            gap = (result[method].normalised() - expected[method].normalised()).abs().mean()
             assert gap < tolerance, (method, turn)
     graphs = recorded.facts.acceleration.graphs
     assert graphs is not None and graphs.recordings and not graphs.reason
@@ -208,8 +208,8 @@ def test_recorded_passes_on_a_gpu_give_the_plain_ones_answers(precision: str) ->
     with torch.no_grad():
         for weight in (*recorded.module.parameters(), *plain.module.parameters()):
             weight.mul_(1.1)
-    found, expected = (hp.explain(m, images, "gradcam", batch_size=8)["gradcam"] for m in (recorded, plain))
-    assert (found.normalised() - expected.normalised()).abs().mean() < tolerance, "changed weights are seen"
+    after, right = (hp.explain(m, images, "gradcam", batch_size=8)["gradcam"] for m in (recorded, plain))
+    assert (after.normalised() - right.normalised()).abs().mean() < tolerance, "changed weights are seen"
 
 
 class Asks(nn.Module):
@@ -242,7 +242,7 @@ def test_a_network_that_cannot_be_recorded_runs_on_a_gpu_all_the_same() -> None:
     model = hp.load_model(Asks().eval(), device="cuda", layer="net.8")
     images = torch.randn(4, 3, 32, 32, device="cuda")
     maps = [hp.explain(model, images, CAMS)["gradcam"].values for _ in range(6)]
-    assert all(torch.allclose(one, maps[0]) for one in maps) and model.facts.acceleration.graphs.reason
+    assert all(torch.allclose(map_, maps[0]) for map_ in maps) and model.facts.acceleration.graphs.reason
 
 
 @needs_cuda

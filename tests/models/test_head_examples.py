@@ -23,7 +23,7 @@ def test_segmentation_and_detection_of_torchvision(tmp_path: Path) -> None:
     maps = run(
         "segment_and_detect.py", str(named_file("example:cat")), "--size", "96", "--out", str(tmp_path)
     )
-    assert len(maps) == 8 and all(torch.isfinite(one.values).all() for one in maps.values())
+    assert len(maps) == 8 and all(torch.isfinite(values.values).all() for values in maps.values())
     assert (
         not maps["segmentation gradcam"].degenerate.any() and not maps["detection gradcam"].degenerate.any()
     )
@@ -40,7 +40,7 @@ def test_similarity_to_prototypes_and_texts(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     maps = run("encode.py", "--out", str(tmp_path))
     assert {name.split()[0] for name in maps} == {"prototype", "text"}
-    assert all(torch.isfinite(one.values).all() for one in maps.values())
+    assert all(torch.isfinite(values.values).all() for values in maps.values())
     assert maps["prototype gradcam"].explained.tolist() == [
         0,
         1,

@@ -57,15 +57,15 @@ def test_each_head_gives_the_network_s_own_probabilities(
     model = as_model(net)
     assert model.head_name is None
     with torch.set_grad_enabled(gradients):
-        found = probabilities(model.logits(images()))
-        said = net(images()).detach()
+        chances = probabilities(model.logits(images()))
+        expected = net(images()).detach()
     assert model.head_name == head
     if "probabilit" not in head:
-        said = probabilities(said.view(3, -1))
+        expected = probabilities(expected.view(3, -1))
     if "one" in head:
-        said = said.view(-1) if "probability" in head else said[:, 1]
-        found = found[:, 1]
-    torch.testing.assert_close(found, said)
+        expected = expected.view(-1) if "probability" in head else expected[:, 1]
+        chances = chances[:, 1]
+    torch.testing.assert_close(chances, expected)
 
 
 @pytest.mark.parametrize("classes", [1, 5])
@@ -119,7 +119,7 @@ def test_the_prediction_of_several_labels_is_a_set_with_a_threshold_each() -> No
     assert head.measured(logits, torch.tensor([1, 1, 0])).tolist() == pytest.approx([0.8, 0.2, 0.6])
 
 
-def test_thresholds_that_do_not_fit_are_one_sentence() -> None:
+def test_thresholds_that_do_not_fit_raise_a_clear_error() -> None:
     for words, options in (
         ("between 0 and 1", {"thresholds": [0.5, 1.5]}),
         ("'softmax' has no thresholds", {"thresholds": 0.5, "head": "softmax"}),
@@ -132,15 +132,15 @@ def test_thresholds_that_do_not_fit_are_one_sentence() -> None:
         model.logits(images())
 
 
-def test_a_head_that_is_named_is_believed_and_kept() -> None:
+def test_an_explicit_head_is_used_and_stored() -> None:
     model = hp.load_model(small_cnn(3).eval(), head="multilabel")
     assert model.head_name == "multilabel"
     logits = model.logits(images())
     assert torch.equal(model.probabilities(logits), logits.sigmoid())
     assert replace(model, name="other").head_name == "multilabel"
-    found = as_model(small_cnn(3).eval())
-    found.logits(images())
-    assert found.head_name == "softmax" and replace(found, name="other").head_name is None
+    wrapped = as_model(small_cnn(3).eval())
+    wrapped.logits(images())
+    assert wrapped.head_name == "softmax" and replace(wrapped, name="other").head_name is None
 
 
 @pytest.mark.parametrize("classes", [1, 2, 5])
@@ -251,18 +251,18 @@ def test_a_network_that_writes_to_its_input_leaves_the_images_alone(method: str)
 
     given = images().contiguous(memory_format=torch.channels_last)
     before = given.clone()
-    found, expected = (
+    result, expected = (
         hp.explain(net.eval(), given, method, batch_size=2) for net in (WritesToItsInput(), Kind())
     )
     assert torch.equal(given, before)
-    torch.testing.assert_close(found[method].values, expected[method].values)
+    torch.testing.assert_close(result[method].values, expected[method].values)
     assert torch.equal(
         as_model(WritesToItsInput().eval()).logits(given), as_model(Kind().eval()).logits(given)
     )
     assert torch.equal(given, before)
 
 
-def test_torchscript_and_meta_are_one_sentence() -> None:
+def test_torchscript_and_meta_raise_a_clear_error() -> None:
     with pytest.warns(FutureWarning), torch.no_grad():
         traced = torch.jit.trace(small_cnn().eval(), images())
     for net, words in ((traced, "TorchScript.*give the nn.Module"), (small_cnn().to("meta"), "meta device")):

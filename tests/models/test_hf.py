@@ -139,9 +139,9 @@ def test_preprocessing_is_the_image_processors(name: str, options: dict[str, Any
     processor = getattr(transformers, name)(**options)
     processor.save_pretrained(tmp_path)
     expected = processor(picture(), return_tensors="pt")["pixel_values"][0]
-    found = hp.load_model(spec).preprocess(picture())
+    tensor = hp.load_model(spec).preprocess(picture())
     scale = expected.max() - expected.min()
-    assert found.shape == expected.shape and (found - expected).abs().max() < 0.03 * scale
+    assert tensor.shape == expected.shape and (tensor - expected).abs().max() < 0.03 * scale
 
 
 def test_without_a_processor_the_size_is_the_configurations(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_a_new_number_of_classes_keeps_the_backbone(tmp_path: Path) -> None:
     assert torch.equal(model.module.get_parameter(name), original.get_parameter(name))
 
 
-def test_what_is_no_classifier_is_one_sentence(tmp_path: Path) -> None:
+def test_what_is_no_classifier_raises_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     transformers.BertConfig().save_pretrained(tmp_path / "text")
     for spec in (f"hf:{tmp_path}/empty", f"hf:{tmp_path}/text"):
@@ -190,7 +190,7 @@ def test_what_is_no_classifier_is_one_sentence(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_a_failing_download_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_download_raises_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*_: object, **__: object) -> None:
         raise ConnectionError("no network")
 

@@ -108,21 +108,21 @@ def test_a_second_ctrl_c_does_not_wait(net: nn.Module) -> None:
 
 
 def test_a_handler_that_was_there_is_called_at_once(net: nn.Module) -> None:
-    asked: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _frame: asked.append(number))
+    signals: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: signals.append(number))
     try:
         with frozen_eval(net), frozen_eval(net):
             signal.raise_signal(signal.SIGINT)
-            assert asked == [signal.SIGINT]
+            assert signals == [signal.SIGINT]
     finally:
         signal.signal(signal.SIGINT, before)
 
 
 def test_other_threads_hold_nothing_back(net: nn.Module) -> None:
-    found: list[Tensor] = []
-    thread = threading.Thread(target=lambda: found.append(as_model(net).logits(torch.randn(2, 3, 16, 16))))
+    outputs: list[Tensor] = []
+    thread = threading.Thread(target=lambda: outputs.append(as_model(net).logits(torch.randn(2, 3, 16, 16))))
     with frozen_eval(small_cnn()):
         thread.start()
         thread.join()
-    assert found[0].shape == (2, 3)
+    assert outputs[0].shape == (2, 3)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -175,8 +175,8 @@ def test_gradients_equal_those_of_two_keras_submodels(
     assert torch.allclose(trace.gradient, gradient.permute(0, 3, 1, 2), atol=1e-7, rtol=1e-4)
 
     by_hand = (gradient.mean((1, 2), keepdim=True) * activation.detach()).sum(3).clamp(min=0)
-    found = hp.explain(model, pixels, "gradcam", targets=target, layer=layer)["gradcam"].values
-    assert torch.allclose(found, by_hand, atol=1e-6, rtol=1e-3)
+    result = hp.explain(model, pixels, "gradcam", targets=target, layer=layer)["gradcam"].values
+    assert torch.allclose(result, by_hand, atol=1e-6, rtol=1e-3)
 
 
 def test_weights_are_the_users_own_and_nothing_is_listed_twice() -> None:
@@ -272,18 +272,18 @@ def test_an_application_by_name() -> None:
 
 
 def test_pretrained_networks_get_a_new_head_for_other_classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, Any] = {}
+    options_used: dict[str, Any] = {}
     real = keras.applications.MobileNetV2
 
     def without_download(**options: Any) -> Any:
-        asked.update(options)
+        options_used.update(options)
         return real(**options | {"weights": None})
 
     monkeypatch.setattr(keras.applications, "MobileNetV2", without_download)
     model = hp.load_model(
         "keras:MobileNetV2", pretrained=True, num_classes=3, input_shape=(32, 32, 3), alpha=0.35
     )
-    assert asked["weights"] == "imagenet" and asked["include_top"] is False
+    assert options_used["weights"] == "imagenet" and options_used["include_top"] is False
     assert model.logits(images()).shape == (2, 3)
 
 
@@ -308,7 +308,7 @@ def test_a_model_file_and_its_weights(tmp_path: Path) -> None:
         hp.load_model(whole, num_classes=3)
 
 
-def test_files_that_do_not_fit_are_one_sentence(tmp_path: Path) -> None:
+def test_files_that_do_not_fit_raise_a_clear_error(tmp_path: Path) -> None:
     weights = quietly_save(sequential(), tmp_path / "other.weights.h5", "save_weights")
     (tmp_path / "text.keras").write_text("not a model")
     (tmp_path / "text.weights.h5").write_text("not weights")
@@ -330,8 +330,8 @@ def test_code_inside_a_file_needs_the_flag(tmp_path: Path) -> None:
     assert hp.load_model(path, allow_pickle=True).logits(images()).shape == (2, 2)
 
 
-def test_models_that_cannot_be_read_are_one_sentence() -> None:
-    class Subclassed(keras.Model):
+def test_models_that_cannot_be_read_raise_a_clear_error() -> None:
+    class Subclassed(keras.Model):  # type: ignore[name-defined]
         def call(self, inputs: Any) -> Any:
             return inputs
 

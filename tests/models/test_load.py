@@ -126,8 +126,8 @@ def test_torchvision_preprocessing_is_the_weights_own(name: str) -> None:
     import torchvision
 
     own = torchvision.models.get_model_weights(name).DEFAULT.transforms()
-    found = hp.load_model(f"torchvision:{name}").preprocess(picture())
-    assert torch.allclose(found, own(picture()), atol=0.02)
+    tensor = hp.load_model(f"torchvision:{name}").preprocess(picture())
+    assert torch.allclose(tensor, own(picture()), atol=0.02)
 
 
 @pytest.mark.parametrize("name", ["resnet18", "vit_tiny_patch16_224", "efficientnet_lite0"])
@@ -264,7 +264,9 @@ def test_a_factory_takes_the_checkpoints_classes_if_it_can(factory: Path, tmp_pa
         ("failing", ModelError, "no data here"),
     ],
 )
-def test_a_factory_that_fails_is_one_sentence(factory: Path, function: str, error: type, words: str) -> None:
+def test_a_factory_that_fails_raises_a_clear_error(
+    factory: Path, function: str, error: type, words: str
+) -> None:
     with pytest.raises(error, match=words) as caught:
         hp.load_model(f"{factory}:{function}")
     assert "\n" not in str(caught.value)
@@ -297,7 +299,7 @@ def test_files_that_do_not_run(tmp_path: Path) -> None:
         (42, {}, InputError, "not int"),
     ],
 )
-def test_bad_requests_are_one_sentence(spec: object, options: dict, error: type, words: str) -> None:
+def test_bad_requests_raise_a_clear_error(spec: object, options: dict, error: type, words: str) -> None:
     with pytest.raises(error, match=words) as caught:
         hp.load_model(spec, **options)
     assert isinstance(caught.value, HeatproofError) and "\n" not in str(caught.value)
@@ -359,7 +361,7 @@ for spec in ("torchvision:resnet18", "timm:resnet18", "lite0"):
 """
 
 
-def test_a_broken_torchvision_is_one_sentence_and_the_core_works(tmp_path: Path) -> None:
+def test_a_broken_torchvision_raises_a_clear_error_and_the_core_works(tmp_path: Path) -> None:
     (tmp_path / "torchvision").mkdir()
     stub = 'raise RuntimeError("operator torchvision::nms does not exist")\n'
     (tmp_path / "torchvision" / "__init__.py").write_text(stub)

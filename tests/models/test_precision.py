@@ -18,7 +18,7 @@ from tiny_study import fingerprint, make_study
 CPU = torch.device("cpu")
 
 
-def test_an_unknown_precision_is_one_sentence() -> None:
+def test_an_unknown_precision_raises_a_clear_error() -> None:
     with pytest.raises(InputError, match="precision cannot be 'bf61'; did you mean 'bf16'"):
         hp.load_model(small_cnn(), precision="bf61")
 
@@ -67,8 +67,8 @@ def test_torchs_settings_come_back(precision: str | None) -> None:
 def test_a_run_keeps_its_precision_and_its_batch(tmp_path: Path) -> None:
     study = make_study(tmp_path, run='precision = "bf16"')
     run_study(study, tmp_path / "out")
-    kept = RunFolder.open(tmp_path / "out").manifest.config["run"]
-    assert kept["precision"] == "bf16" and kept["inputs_per_pass"] >= 1
+    settings = RunFolder.open(tmp_path / "out").manifest.config["run"]
+    assert settings["precision"] == "bf16" and settings["inputs_per_pass"] >= 1
     with pytest.raises(StoreError, match="precision"):
         run_study(make_study(tmp_path, run='precision = "fp32"'), tmp_path / "out")
     with pytest.raises(InputError, match=r"run.precision cannot be 'half'"):

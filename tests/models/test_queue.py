@@ -56,19 +56,19 @@ def test_a_long_job_is_measured_once_and_the_trial_is_a_small_share(
     model: hp.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count = 70_000  # 3 rounds of 64 + 128 + 256 inputs are a fiftieth of 67,200
-    asked: list[int] = []
+    sizes: list[int] = []
     monkeypatch.setattr(
-        batches, "_seconds", lambda _model, batch: asked.append(len(batch)) or 50.0 + len(batch)
+        batches, "_seconds", lambda _model, batch: sizes.append(len(batch)) or 50.0 + len(batch)
     )
     image = torch.zeros(8, 3, 32, 32)
-    assert Accelerator(model).fastest_batch_size(image, count - 3000) == 128 and asked == []
+    assert Accelerator(model).fastest_batch_size(image, count - 3000) == 128 and sizes == []
     assert (
         Accelerator(model).fastest_batch_size(image, count) == 256
     )  # 50 seconds, and one per input: the largest is best
-    assert sum(asked) <= 0.02 * count and asked == [64, 128, 256] * 3
-    assert Accelerator(model).fastest_batch_size(image, count) == 256 and len(asked) == 9
+    assert sum(sizes) <= 0.02 * count and sizes == [64, 128, 256] * 3
+    assert Accelerator(model).fastest_batch_size(image, count) == 256 and len(sizes) == 9
     assert (
-        Accelerator(model).fastest_batch_size(torch.zeros(8, 3, 112, 112), count) == 64 and len(asked) == 18
+        Accelerator(model).fastest_batch_size(torch.zeros(8, 3, 112, 112), count) == 64 and len(sizes) == 18
     )
     assert Accelerator(model).describe()[0] == "256 inputs of 3x32x32 per pass were fastest"
 
@@ -100,13 +100,13 @@ def test_really_measured(model: hp.Model, monkeypatch: pytest.MonkeyPatch) -> No
     assert not model.module.training and model.facts.acceleration.batches
 
 
-def test_what_a_model_is_told_counts_by_area(model: hp.Model) -> None:
-    told = hp.Model(model.module, preprocess=model.preprocess, inputs_per_pass=64)
-    height, width = told.preprocess.size
-    assert Accelerator(told).batch_size((height, width)) == 64
-    assert Accelerator(told).batch_size((2 * height, 2 * width)) == 16
-    with counting(told.module) as passes:
-        job(told, 32, size=2 * height)
+def test_an_explicit_batch_size_scales_with_image_area(model: hp.Model) -> None:
+    fixed = hp.Model(model.module, preprocess=model.preprocess, inputs_per_pass=64)
+    height, width = fixed.preprocess.size
+    assert Accelerator(fixed).batch_size((height, width)) == 64
+    assert Accelerator(fixed).batch_size((2 * height, 2 * width)) == 16
+    with counting(fixed.module) as passes:
+        job(fixed, 32, size=2 * height)
     assert passes.batches == [16, 16]
     with pytest.raises(InputError, match="inputs_per_pass must be at least 1"):
         hp.Model(model.module, inputs_per_pass=0)

@@ -27,11 +27,11 @@ def images(count: int = 3) -> Tensor:
     return torch.randn(count, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
 
 
-def gradient_of(score: Any, shown: Tensor) -> Tensor:
+def gradient_of(score: Any, given: Tensor) -> Tensor:
     """ "b H W", by hand: the sum over channels of the gradient's size."""
-    inputs = shown.clone().requires_grad_()
-    (found,) = torch.autograd.grad(score(inputs).sum(), inputs)
-    return found.abs().sum(1)
+    inputs = given.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(score(inputs).sum(), inputs)
+    return gradient.abs().sum(1)
 
 
 def pixels() -> nn.Sequential:
@@ -48,19 +48,19 @@ def test_a_function_of_the_output_is_explained_as_it_is() -> None:
     def gap(output: Tensor) -> Tensor:
         return output[:, 2] - output[:, 0]
 
-    found = hp.explain(net, images(), "gradient", gap)["gradient"]
+    result = hp.explain(net, images(), "gradient", gap)["gradient"]
     torch.testing.assert_close(
-        found.values, gradient_of(lambda x: gap(net(x)), images()), rtol=1e-4, atol=1e-6
+        result.values, gradient_of(lambda x: gap(net(x)), images()), rtol=1e-4, atol=1e-6
     )
     both = hp.explain(net, images(), ["gradcam", "rise(masks=4)"], gap)
     assert torch.isfinite(both["rise(masks=4)"].values).all()
-    scores = hp.metrics.insertion_deletion(both["gradcam"], gap, model=net, images=images(), steps=4)
+    scores = hp.metrics.insertion_deletion(both["gradcam"], gap, model=net, images=images(), steps=4)  # type: ignore[call-overload]
     ends = scores.insertion[:, [0, -1]]
     assert ((ends == torch.tensor([0.0, 1.0])).all(1) | ends.isnan().all(1)).all()
 
 
 @pytest.mark.parametrize("wrong", [lambda z: z, lambda z: z.mean(), lambda z: 1.0])
-def test_a_function_that_gives_no_number_per_image_is_one_sentence(wrong: Any) -> None:
+def test_a_function_that_gives_no_number_per_image_raises_a_clear_error(wrong: Any) -> None:
     with pytest.raises(HeatproofError, match=r"one number per image, shape \(3,\)"):
         hp.explain(small_cnn(4).eval(), images(), "gradient", wrong)
 
@@ -99,17 +99,17 @@ def test_curves_of_a_value_are_shares_of_what_the_picture_has_above_its_baseline
         def forward(self, x: Tensor) -> Tensor:
             return (x * self.weight).sum((1, 2, 3))[:, None] + 100
 
-    shown = torch.zeros(2, 3, SIDE, SIDE)
-    shown[0, :, :8] = 1.0  # brighter than black, the other is black itself
-    maps = shown.sum(1) + torch.linspace(0, 1e-3, SIDE * SIDE).view(SIDE, SIDE)
+    inputs = torch.zeros(2, 3, SIDE, SIDE)
+    inputs[0, :, :8] = 1.0  # brighter than black, the other is black itself
+    maps = inputs.sum(1) + torch.linspace(0, 1e-3, SIDE * SIDE).view(SIDE, SIDE)
     model = hp.load_model(Bright(), head="regression", preprocess=hp.images.Preprocess((SIDE, SIDE), SIDE))
     black = -torch.tensor(model.preprocess.mean) / torch.tensor(model.preprocess.std)
-    shown = shown + black[:, None, None]
-    found = hp.metrics.insertion_deletion(maps, model=model, images=shown, steps=2, baseline="black")
-    torch.testing.assert_close(found.insertion[0], torch.tensor([0.0, 1.0, 1.0]))
-    torch.testing.assert_close(found.deletion[0], torch.tensor([1.0, 0.0, 0.0]), atol=1e-5, rtol=0)
-    assert found.insertion[1].isnan().all()
-    assert "the head is 'regression'" in found.scores.reasons("insertion")[1]
+    inputs = inputs + black[:, None, None]
+    result = hp.metrics.insertion_deletion(maps, model=model, images=inputs, steps=2, baseline="black")
+    torch.testing.assert_close(result.insertion[0], torch.tensor([0.0, 1.0, 1.0]))
+    torch.testing.assert_close(result.deletion[0], torch.tensor([1.0, 0.0, 0.0]), atol=1e-5, rtol=0)
+    assert result.insertion[1].isnan().all()
+    assert "the head is 'regression'" in result.scores.reasons("insertion")[1]
 
 
 def test_a_value_is_the_same_prediction_within_its_tolerance() -> None:
@@ -131,8 +131,8 @@ def test_similarity_to_prototypes_and_to_a_file_of_them(tmp_path: Path) -> None:
     expected = nn.functional.cosine_similarity(net(images())[:, None], prototypes, dim=2).detach()
     torch.testing.assert_close(model.logits(images()), expected)
     assert torch.equal(again.logits(images()), model.logits(images()))
-    found = hp.explain(model, images(), "gradient")["gradient"]
-    assert torch.equal(found.explained, expected.argmax(1))
+    result = hp.explain(model, images(), "gradient")["gradient"]
+    assert torch.equal(result.explained, expected.argmax(1))
 
     def near(x: Tensor) -> Tensor:
         return nn.functional.cosine_similarity(net(x), prototypes[1], dim=1)
@@ -152,7 +152,7 @@ def test_similarity_to_prototypes_and_to_a_file_of_them(tmp_path: Path) -> None:
         ({"head": "regression", "tolerance": -1.0}, "a tolerance is a number from 0 on"),
     ],
 )
-def test_references_that_do_not_fit_are_one_sentence(options: dict[str, Any], words: str) -> None:
+def test_references_that_do_not_fit_raise_a_clear_error(options: dict[str, Any], words: str) -> None:
     with pytest.raises(HeatproofError, match=words) as caught:
         hp.load_model(small_cnn(6).eval(), **options).logits(images())
     assert "\n" not in str(caught.value)
@@ -165,36 +165,39 @@ def test_a_class_in_a_region_is_the_sum_of_its_logits_there() -> None:
     net = pixels()
     mask = torch.zeros(SIDE, SIDE, dtype=torch.bool)
     mask[3:7, 2:12] = True
-    found = hp.explain(net, images(), "gradient", (2, mask))["gradient"]
+    result = hp.explain(net, images(), "gradient", (2, mask))["gradient"]
     expected = gradient_of(lambda x: (net(x)[:, 2] * mask).sum((1, 2)), images())
-    torch.testing.assert_close(found.values, expected, rtol=1e-4, atol=1e-6)
-    assert found.explained.tolist() == [2, 2, 2]
+    torch.testing.assert_close(result.values, expected, rtol=1e-4, atol=1e-6)
+    assert result.explained.tolist() == [2, 2, 2]
     each = torch.stack([mask, ~mask, mask.T])
-    found = hp.explain(net, images(), "gradient", ([2, 0, 1], each))["gradient"]
+    result = hp.explain(net, images(), "gradient", ([2, 0, 1], each))["gradient"]
     rows = torch.arange(3)
     expected = gradient_of(lambda x: (net(x)[rows, [2, 0, 1]] * each).sum((1, 2)), images())
-    torch.testing.assert_close(found.values, expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(result.values, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_without_a_region_it_is_where_the_clean_image_shows_the_class() -> None:
     net = pixels()
-    shown = net(images()).argmax(1).detach()
-    found = hp.explain(net, images(), "gradient", 1)["gradient"]
-    expected = gradient_of(lambda x: (net(x)[:, 1] * (shown == 1)).sum((1, 2)), images())
-    torch.testing.assert_close(found.values, expected, rtol=1e-4, atol=1e-6)
+    predicted = net(images()).argmax(1).detach()
+    result = hp.explain(net, images(), "gradient", 1)["gradient"]
+    expected = gradient_of(lambda x: (net(x)[:, 1] * (predicted == 1)).sum((1, 2)), images())
+    torch.testing.assert_close(result.values, expected, rtol=1e-4, atol=1e-6)
     model, columns = bind_targets(hp.load_model(net), images(), None)
     own = columns.numbers
     assert isinstance(model.head, Segmentation)
-    most = [int((one[one > 0] if (one > 0).any() else one).mode().values) for one in shown.flatten(1)]
+    most = [
+        int((classes[classes > 0] if (classes > 0).any() else classes).mode().values)
+        for classes in predicted.flatten(1)
+    ]
     assert model.head.labels(own).tolist() == most
 
 
 def test_the_region_stays_when_images_and_weights_change() -> None:
     model, columns = bind_targets(hp.load_model(pixels()), images(), 1)
-    regions = model.head.where  # type: ignore[union-attr]
+    regions = model.head.where  # type: ignore[attr-defined]
     stranger = untrained_copy(model, images(), 0)
-    assert bind_targets(stranger, images() + 1, 1)[0].head.where is stranger.head.where  # type: ignore[union-attr]
-    assert torch.equal(stranger.head.where, regions)  # type: ignore[union-attr]
+    assert bind_targets(stranger, images() + 1, 1)[0].head.where is stranger.head.where  # type: ignore[attr-defined]
+    assert torch.equal(stranger.head.where, regions)  # type: ignore[attr-defined]
     assert torch.equal(bind_targets(model, images() * 2, None)[1].numbers, columns.numbers)
 
 
@@ -224,7 +227,7 @@ def test_a_function_at_the_end_of_a_segmentation_is_undone(end: nn.Module, undon
         (-1, "no class; they begin at 0"),
     ],
 )
-def test_places_that_are_not_there_are_one_sentence(targets: Any, words: str) -> None:
+def test_places_that_are_not_there_raise_a_clear_error(targets: Any, words: str) -> None:
     with pytest.raises(HeatproofError, match=words):
         hp.explain(pixels(), images(), "gradient", targets)
 
@@ -250,12 +253,12 @@ class TwoBoxes(nn.Module):
 
     def forward(self, x: Tensor) -> list[dict[str, Tensor]]:
         halves = torch.stack([x[..., :8].mean((1, 2, 3)), x[..., 8:].mean((1, 2, 3))], 1)
-        found = []
-        for one in (halves * self.weight).sigmoid():
-            moved = 20 * (one[0].detach() - 0.5)
+        detections = []
+        for scores in (halves * self.weight).sigmoid():
+            moved = 20 * (scores[0].detach() - 0.5)
             boxes = torch.tensor([[0.0, 0, 6, 6], [8, 8, 14, 14]]) + torch.stack([moved, moved * 0])[:, None]
-            found.append({"boxes": boxes, "scores": one, "labels": torch.tensor([1, 2])})
-        return found
+            detections.append({"boxes": boxes, "scores": scores, "labels": torch.tensor([1, 2])})
+        return detections
 
 
 def test_the_score_of_a_box_is_found_again_by_its_overlap() -> None:
@@ -264,7 +267,7 @@ def test_the_score_of_a_box_is_found_again_by_its_overlap() -> None:
     model, columns = bind_targets(hp.load_model(net, head="detection"), dark, 1)
     assert isinstance(model.head, Detection) and columns.numbers.tolist() == [0, 1]
     near, far = dark + 0.2, dark + 3.0
-    expected = [one["scores"][0].item() for one in net(near)]
+    expected = [detected["scores"][0].item() for detected in net(near)]
     assert model.scores(model.logits(near), columns.numbers).tolist() == pytest.approx(expected)
     assert model.scores(model.logits(far), columns.numbers).tolist() == [0, 0]  # it has moved away
     assert model.same(model.logits(near), model.logits(far), columns.numbers).tolist() == [False, False]
@@ -274,21 +277,21 @@ def test_the_score_of_a_box_is_found_again_by_its_overlap() -> None:
 
 def test_a_reference_box_is_given_or_the_best_one() -> None:
     net = hp.load_model(TwoBoxes().eval(), head="detection")
-    shown = torch.zeros(1, 3, SIDE, SIDE)
-    shown[..., 8:] = 1.0
-    assert hp.explain(net, shown, "gradient")["gradient"].explained.tolist() == [2]
-    given = hp.explain(net, shown, "gradient", (1, (0.0, 0.0, 6.0, 7.0)))["gradient"]
+    inputs = torch.zeros(1, 3, SIDE, SIDE)
+    inputs[..., 8:] = 1.0
+    assert hp.explain(net, inputs, "gradient")["gradient"].explained.tolist() == [2]
+    given = hp.explain(net, inputs, "gradient", (1, (0.0, 0.0, 6.0, 7.0)))["gradient"]
     assert given.explained.tolist() == [1] and (given.values[..., :8] > 0).all()
-    nothing = hp.explain(net, shown, "gradient", (1, (9.0, 9.0, 16.0, 16.0)))["gradient"]
+    nothing = hp.explain(net, inputs, "gradient", (1, (9.0, 9.0, 16.0, 16.0)))["gradient"]
     assert nothing.degenerate.all()
     with pytest.raises(HeatproofError, match="a box is four numbers"):
-        hp.explain(net, shown, "gradient", (1, (1.0, 2.0, 3.0)))
+        hp.explain(net, inputs, "gradient", (1, (1.0, 2.0, 3.0)))
 
 
 def test_overlap_is_that_of_torchvision() -> None:
     ops = pytest.importorskip("torchvision.ops")
     corners = 10 * torch.rand(2, 5, 2)
-    first, second = (torch.cat([one, one + 5 * torch.rand(5, 2)], 1) for one in corners)
+    first, second = (torch.cat([corner, corner + 5 * torch.rand(5, 2)], 1) for corner in corners)
     torch.testing.assert_close(box_overlap(first, second), ops.box_iou(first, second))
 
 

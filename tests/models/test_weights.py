@@ -64,9 +64,9 @@ def keras_or_skip() -> Any:
 # --- random weights -------------------------------------------------------------------------------------
 
 
-def shared(one: nn.Module, other: nn.Module) -> list[str]:
+def shared(first: nn.Module, other: nn.Module) -> list[str]:
     """Weights that are the same in both, but for constants such as fresh biases."""
-    pairs = zip(one.named_parameters(), other.parameters(), strict=True)
+    pairs = zip(first.named_parameters(), other.parameters(), strict=True)
     return [name for (name, a), b in pairs if torch.equal(a, b) and a.unique().numel() > 1]
 
 
@@ -132,8 +132,8 @@ def test_random_is_random_where_a_keras_file_brings_weights(tmp_path: Path) -> N
 
 def test_random_weights_of_a_keras_file_are_refused_on_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "net.keras").write_bytes(b"")
-    found = CliRunner().invoke(main, ["explain", f"{tmp_path}/net.keras", __file__, "--random-weights"])
-    assert "brings its own weights" in (found.output + str(found.exception))
+    result = CliRunner().invoke(main, ["explain", f"{tmp_path}/net.keras", __file__, "--random-weights"])
+    assert "brings its own weights" in (result.output + str(result.exception))
 
 
 # --- classes --------------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ def test_names_are_compared_as_people_write_them() -> None:
 # --- where files are ------------------------------------------------------------------------------------
 
 
-def test_home_is_found_in_every_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_is_expanded_in_every_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "home"
     study(tmp_path, ("cat", "dog"))
     home.mkdir()
@@ -243,9 +243,9 @@ def test_explain_says_the_head_and_refuses_four_channels(tmp_path: Path) -> None
     (tmp_path / "four.py").write_text(four)
     picture = str(next((tmp_path / "pictures").rglob("*.png")))
     out = ["--out", str(tmp_path / "maps"), "--methods", "gradcam", "--device", "cpu"]
-    said = CliRunner().invoke(main, ["explain", f"{tmp_path}/net.py:tiny", picture, *out])
-    assert said.exit_code == 0, said.output
-    assert "the network's output: logits, made probabilities by a softmax" in said.output
+    result = CliRunner().invoke(main, ["explain", f"{tmp_path}/net.py:tiny", picture, *out])
+    assert result.exit_code == 0, result.output
+    assert "the network's output: logits, made probabilities by a softmax" in result.output
     refused = CliRunner().invoke(main, ["explain", f"{tmp_path}/four.py:four", picture, *out])
     assert "takes 4 channels, images have 1 or 3" in refused.output + str(refused.exception)
 
@@ -255,16 +255,16 @@ def test_the_pickle_error_names_the_option(tmp_path: Path) -> None:
     make_study(tmp_path, images=2, checkpoints=["whole.pt"])
     (tmp_path / "a.png").write_bytes((next((tmp_path / "pictures").rglob("*.png"))).read_bytes())
     command = ["explain", f"{tmp_path}/net.py:tiny", str(tmp_path / "a.png")]
-    found = CliRunner().invoke(main, [*command, "--checkpoint", str(tmp_path / "whole.pt")])
-    assert "--allow-pickle" in found.output + str(found.exception)
+    result = CliRunner().invoke(main, [*command, "--checkpoint", str(tmp_path / "whole.pt")])
+    assert "--allow-pickle" in result.output + str(result.exception)
     with pytest.raises(hp.errors.HeatproofError, match="allow_pickle = true"):
         check_study(open_study(tmp_path / "study.toml"))
 
 
 def test_a_run_says_the_head(tmp_path: Path) -> None:
     path = make_study(tmp_path, images=2, methods=["gradcam"], metrics=[], checkpoints=["epochs/epoch01.pt"])
-    said = CliRunner().invoke(main, ["run", str(path), "--out", str(tmp_path / "out")])
-    assert "the network's output: logits, made probabilities by a softmax" in said.output
+    result = CliRunner().invoke(main, ["run", str(path), "--out", str(tmp_path / "out")])
+    assert "the network's output: logits, made probabilities by a softmax" in result.output
     again = CliRunner().invoke(main, ["run", str(path), "--out", str(tmp_path / "out")])
     assert again.exit_code == 0 and "the network's output" not in again.output, "said once for a run"
     assert json.loads((tmp_path / "out" / "run.json").read_text())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -54,7 +55,7 @@ def same_as_plain(wrapped: nn.Module, images: Tensor, methods: tuple[str, ...], 
 
 def compiled_part() -> nn.Module:
     net = network()
-    net[4] = torch.compile(net[4], backend="eager")
+    net[4] = torch.compile(net[4], backend="eager")  # type: ignore[assignment]
     return net
 
 
@@ -64,13 +65,13 @@ def compiled_in_place() -> nn.Module:
     return net
 
 
-WRAPPERS: dict[str, Callable[[], nn.Module]] = {
+WRAPPERS: dict[str, Callable[[], Any]] = {
     "compiled": lambda: torch.compile(network(), backend="eager"),
     "compiled part": compiled_part,
     "compiled in place": compiled_in_place,
     "DataParallel": lambda: nn.DataParallel(network()),
     "compiled DataParallel": lambda: torch.compile(nn.DataParallel(network()), backend="eager"),
-    "DataParallel of a compiled one": lambda: nn.DataParallel(torch.compile(network(), backend="eager")),
+    "DataParallel of a compiled one": lambda: nn.DataParallel(torch.compile(network(), backend="eager")),  # type: ignore[type-var]
 }
 
 
@@ -88,7 +89,7 @@ def test_a_compiled_part_is_not_compiled_to_be_explained(images: Tensor) -> None
         return graph
 
     net = network()
-    net[4] = torch.compile(net[4], backend=backend)
+    net[4] = torch.compile(net[4], backend=backend)  # type: ignore[assignment]
     hp.explain(net, images, INSIDE)
     assert not calls
     with torch.no_grad():
@@ -100,7 +101,7 @@ def test_distributed_data_parallel(images: Tensor, alone: None) -> None:
     same_as_plain(nn.parallel.DistributedDataParallel(network()), images, INSIDE, 1e-6)
 
 
-def test_weights_that_one_process_holds_are_no_obstacle(images: Tensor, alone: None) -> None:
+def test_sharded_wrappers_of_one_process_work(images: Tensor, alone: None) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -123,9 +124,12 @@ def test_fsdp_says_what_to_give_instead(alone: None) -> None:
 def test_half_precision_on_a_cpu(dtype: torch.dtype, images: Tensor) -> None:
     plain = hp.explain(network(), images, INSIDE, targets=0)
     maps = hp.explain(network().to(dtype), images, INSIDE + ANSWERS, targets=0)
-    assert all(one.values.dtype == torch.float32 and one.values.isfinite().all() for one in maps.values())
+    assert all(
+        method_maps.values.dtype == torch.float32 and method_maps.values.isfinite().all()
+        for method_maps in maps.values()
+    )
     for method in INSIDE:  # a pixel may tip over a kink, a map may not
-        both = torch.stack([one[method].upsample().flatten() for one in (plain, maps)])
+        both = torch.stack([either[method].upsample().flatten() for either in (plain, maps)])
         assert torch.corrcoef(both)[0, 1] > 0.97, method
 
 
@@ -144,7 +148,7 @@ def static() -> nn.Module:
 
 
 @pytest.mark.parametrize("make", [dynamic, static])
-def test_quantised_networks_answer_and_the_rest_is_said(
+def test_quantised_networks_answer_and_the_rest_is_reported(
     make: Callable[[], nn.Module], images: Tensor
 ) -> None:
     with warnings.catch_warnings():
@@ -152,7 +156,7 @@ def test_quantised_networks_answer_and_the_rest_is_said(
         net = make()
     assert is_quantised(net) and not is_quantised(network())
     maps = hp.explain(net, images, ANSWERS)
-    assert all(one.values.isfinite().all() for one in maps.values())
+    assert all(method_maps.values.isfinite().all() for method_maps in maps.values())
     for entry in explainers:
         if not entry.forward_only:
             with pytest.raises(
@@ -183,7 +187,9 @@ def test_gradient_checkpointing(images: Tensor) -> None:
     ("reentrant", "method"), [(True, "gradcam"), (True, "gradient"), (True, "lrp"), (False, "lrp")]
 )
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
-def test_checkpoints_that_give_no_gradients_are_said(reentrant: bool, method: str, images: Tensor) -> None:
+def test_checkpoints_that_give_no_gradients_are_reported(
+    reentrant: bool, method: str, images: Tensor
+) -> None:
     with pytest.raises(ModelError, match=r"[Ss]witch (checkpointing|that) off"):
         hp.explain(Checkpointed(reentrant).eval(), images, method)
 
@@ -196,10 +202,10 @@ def test_a_hugging_face_network_that_checkpoints() -> None:
     )  # fmt: skip
     torch.manual_seed(0)
     net = transformers.ViTForImageClassification(config).train()
-    shown = torch.rand(1, 3, 16, 16)
-    before = hp.explain(net, shown, ["gradcam", "gradient"], targets=0)
+    inputs = torch.rand(1, 3, 16, 16)
+    before = hp.explain(net, inputs, ["gradcam", "gradient"], targets=0)
     net.gradient_checkpointing_enable()
-    after = hp.explain(net, shown, ["gradcam", "gradient"], targets=0)
+    after = hp.explain(net, inputs, ["gradcam", "gradient"], targets=0)
     assert net.training and net.is_gradient_checkpointing
     for method in before:
         assert torch.equal(before[method].values, after[method].values)
@@ -214,7 +220,7 @@ def test_torch_export_says_what_to_give_instead(images: Tensor) -> None:
 
 def test_wrappers_come_off_in_any_order() -> None:
     net = network()
-    assert unwrapped(nn.DataParallel(torch.compile(nn.DataParallel(net), backend="eager"))) is net
+    assert unwrapped(nn.DataParallel(torch.compile(nn.DataParallel(net), backend="eager"))) is net  # type: ignore[type-var]
 
 
 def test_a_batch_that_memory_does_not_hold_is_halved(images: Tensor) -> None:
@@ -225,11 +231,11 @@ def test_a_batch_that_memory_does_not_hold_is_halved(images: Tensor) -> None:
             super().__init__()
             self.net, self.seen = network(), []
 
-        def forward(self, shown: Tensor) -> Tensor:
-            if len(shown) > 3:
+        def forward(self, inputs: Tensor) -> Tensor:
+            if len(inputs) > 3:
                 raise torch.OutOfMemoryError("CUDA out of memory")
-            self.seen.append(len(shown))
-            scores: Tensor = self.net(shown)
+            self.seen.append(len(inputs))
+            scores: Tensor = self.net(inputs)
             return scores
 
     net = Small()
@@ -237,5 +243,5 @@ def test_a_batch_that_memory_does_not_hold_is_halved(images: Tensor) -> None:
     maps = hp.explain(net, many, ["gradcam", "gradient"], batch_size=10)
     plain = hp.explain(network(), many, ["gradcam", "gradient"])
     assert max(net.seen) == 3
-    for method, one in maps.items():
-        torch.testing.assert_close(one.values, plain[method].values, rtol=1e-5, atol=1e-6)
+    for method, method_maps in maps.items():
+        torch.testing.assert_close(method_maps.values, plain[method].values, rtol=1e-5, atol=1e-6)

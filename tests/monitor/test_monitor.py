@@ -258,7 +258,7 @@ def spots() -> tuple[Tensor, Tensor]:
     return images, labels
 
 
-def test_alarms_are_told_once_and_may_stop_training(caplog: Any) -> None:
+def test_alarms_are_reported_once_and_may_stop_training(caplog: Any) -> None:
     model, reported = Blanked(), []
     images, labels = spots()
     options: Any = {"methods": ["layercam"], "layer": "features", "class_names": ["a", "b"]}
@@ -433,7 +433,7 @@ class Counting(nn.Module):
         self.register_buffer("last", torch.zeros(3))
 
     def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
+        self.calls += 1  # type: ignore[assignment]
         self.last = x.mean((0, 2, 3))
         self.norm.train()
         return self.net(self.norm(x))
@@ -449,7 +449,7 @@ def test_buffers_that_forward_changes_come_back() -> None:
     assert all(buffer is objects[name] for name, buffer in net.named_buffers())
 
 
-def test_a_buffer_that_forward_adds_is_said(caplog: Any) -> None:
+def test_a_buffer_that_forward_adds_is_reported(caplog: Any) -> None:
     class Caching(Counting):
         def forward(self, x: Tensor) -> Tensor:
             if not hasattr(self, "cache"):
@@ -462,7 +462,7 @@ def test_a_buffer_that_forward_adds_is_said(caplog: Any) -> None:
     assert caplog.text.count("forward adds the buffer cache, which the monitor cannot remove") == 1
 
 
-def test_epochs_that_repeat_or_go_back_are_said_once(net: nn.Module, caplog: Any) -> None:
+def test_epochs_that_repeat_or_go_back_are_reported_once(net: nn.Module, caplog: Any) -> None:
     monitor = watch()
     for epoch in (1, 2, 3, 3, 3, 2):
         measured(monitor, net, epoch)

@@ -73,7 +73,7 @@ def test_epochs_that_are_not_due_are_so_in_both(plain: Any) -> None:
 
 
 @pytest.mark.parametrize("where", ["first", "second"])
-def test_an_error_in_one_is_an_error_in_both(plain: Any, where: str) -> None:
+def test_an_error_in_one_process_stops_both(plain: Any, where: str) -> None:
     result = [item[f"raise in the {where}"] for item in plain]
     own, other = result if where == "first" else result[::-1]
     assert own["ended"] == "RuntimeError: enough"
@@ -95,7 +95,7 @@ def test_a_check_that_fails_in_one_process_fails_in_both(plain: Any) -> None:
     assert "out of memory, as it were" in second["ended"] and "in another" not in second["ended"]
 
 
-@pytest.mark.parametrize("library, package", [("lightning", "lightning"), ("huggingface", "accelerate")])
+@pytest.mark.parametrize(("library", "package"), [("lightning", "lightning"), ("huggingface", "accelerate")])
 def test_callbacks_stop_both(both: Both, library: str, package: str) -> None:
     pytest.importorskip(package)
     first, second = (result[library] for result in both)

@@ -108,7 +108,7 @@ def test_a_source_with_findings_brings_them(network: nn.Module) -> None:
     assert report is not None and not report.problem and set(report.recall) == set(made.NAMES)
 
 
-def test_labels_and_heads_that_do_not_agree_are_one_sentence(network: nn.Module) -> None:
+def test_labels_and_heads_that_do_not_agree_raise_a_clear_error(network: nn.Module) -> None:
     images, truth = held_out()
     monitor = Monitor(images, truth[:, 0].long(), ["gradcam"])
     with pytest.raises(InputError, match="give labels as a table of 0 and 1"):

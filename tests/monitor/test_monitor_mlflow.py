@@ -104,7 +104,7 @@ def test_pictures_are_read_as_the_network_wants_them(mlflow: Any, tmp_path: Path
         evaluated(mlflow, data()[0].flatten(1).numpy(), data()[1].numpy(), {"methods": ["gradcam"]})
 
 
-def test_it_evaluates_only_what_it_is_asked_for(mlflow: Any) -> None:
+def test_only_requested_metrics_are_evaluated(mlflow: Any) -> None:
     from heatproof.monitor.mlflow import HeatproofEvaluator
 
     wanted = HeatproofEvaluator.can_evaluate

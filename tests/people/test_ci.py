@@ -33,11 +33,11 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def shown(about: str) -> str:
+def printed(about: str) -> str:
     """The output that the page shows behind a remark."""
-    found = re.search(rf"^<!-- {about} -->\n```text\n(.*?)^```$", PAGE, re.M | re.S)
-    assert found is not None
-    return found[1]
+    match = re.search(rf"^<!-- {about} -->\n```text\n(.*?)^```$", PAGE, re.M | re.S)
+    assert match is not None
+    return match[1]
 
 
 def bare(text: str) -> list[str]:
@@ -58,7 +58,7 @@ def called(command: list[str], folder: Path, **variables: str) -> tuple[int, str
 
 def act(folder: Path, **given: str) -> tuple[int, str]:
     """The action's gate, with inputs filled in as GitHub does."""
-    inputs = {name: str(one.get("default", "")) for name, one in ACTION["inputs"].items()} | given
+    inputs = {name: str(entry.get("default", "")) for name, entry in ACTION["inputs"].items()} | given
     _, gate = ACTION["runs"]["steps"]
     pattern = r"\$\{\{ inputs\.([\w-]+) \}\}"
     variables = {name: re.sub(pattern, lambda m: inputs[m[1]], text) for name, text in gate["env"].items()}
@@ -71,7 +71,7 @@ def act(folder: Path, **given: str) -> tuple[int, str]:
     )
 
 
-def asked() -> dict[str, str]:
+def action_inputs() -> dict[str, str]:
     """What the page's workflow gives the action."""
     (maps,) = WORKFLOW["jobs"].values()
     return dict(maps["steps"][-1]["with"])
@@ -82,7 +82,7 @@ def test_the_action_is_one_that_github_takes() -> None:
     install, gate = ACTION["runs"]["steps"]
     assert all(step["shell"] == "bash" for step in (install, gate))
     used = re.findall(r"inputs\.([\w-]+)", str(ACTION["runs"]))
-    assert set(used) == set(ACTION["inputs"]) and set(asked()) <= set(ACTION["inputs"])
+    assert set(used) == set(ACTION["inputs"]) and set(action_inputs()) <= set(ACTION["inputs"])
     assert "${{" not in install["run"] + gate["run"]  # inputs would be run as code
     assert '"${PACKAGE:-$GITHUB_ACTION_PATH}"' in install["run"] and (ROOT / "pyproject.toml").exists()
     listed = re.findall(r"^\| `([\w-]+)` \|", PAGE, re.M)
@@ -90,10 +90,10 @@ def test_the_action_is_one_that_github_takes() -> None:
 
 
 def test_the_action_prints_what_the_page_shows_and_fails_as_the_gate_does(project: Path) -> None:
-    code, told = act(project, **asked())
+    code, output = act(project, **action_inputs())
     assert code == 1
-    assert bare(told) == bare(shown("the action"))
-    assert bare(told) == bare((project / "summary.md").read_text().replace("```", ""))
+    assert bare(output) == bare(printed("the action"))
+    assert bare(output) == bare((project / "summary.md").read_text().replace("```", ""))
     cases = ElementTree.parse(project / "gate.xml").getroot().iter("testcase")
     assert [case.find("failure") is None for case in cases] == [True, True, False, True]
 
@@ -109,8 +109,8 @@ def test_the_action_prints_what_the_page_shows_and_fails_as_the_gate_does(projec
     ],
 )
 def test_the_action_takes_its_inputs_as_they_are(project: Path, given: Any, code: int, words: str) -> None:
-    found, told = act(project, run="runs/first", **given) if "run" not in given else act(project, **given)
-    assert (found, words in told) == (code, True), told
+    actual, output = act(project, run="runs/first", **given) if "run" not in given else act(project, **given)
+    assert (actual, words in output) == (code, True), output
     assert not (project / "owned").exists()
 
 
@@ -121,9 +121,9 @@ def test_names_in_a_run_are_no_commands_of_the_workflow(tmp_path: Path) -> None:
     rows = [Score("net", name, f"{i}{name}", 0, 0, "gradcam", "insertion", 0.1) for i in range(40)]
     rows += [Score("net", name, "", 0, 0, "gradcam", "cscore", 0.1)]
     folder.write_unit(Unit(name, (0, 40), ("gradcam",), ("insertion",)), rows)
-    code, told = act(tmp_path, run="--run", rules="insertion >= 0.5\ncscore >= 0.5", **{"min-usable": "0"})
-    assert code == 1 and "error" in told and "two" in told, told
-    assert not re.search(r"^\s*::", told, re.M) and "##[" not in told
+    code, output = act(tmp_path, run="--run", rules="insertion >= 0.5\ncscore >= 0.5", **{"min-usable": "0"})
+    assert code == 1 and "error" in output and "two" in output, output
+    assert not re.search(r"^\s*::", output, re.M) and "##[" not in output
     summary = (tmp_path / "summary.md").read_text()
     assert summary.count("```") == 2 and "0 of" in summary
 
@@ -137,12 +137,12 @@ def test_the_hook_prints_what_the_page_shows(project: Path) -> None:
         key: value for key, value in hook.items() if key != "description"
     }  # the page's own hook, and the one that the repository offers, are one
     assert hook["language"] == "system" and not hook["pass_filenames"]
-    code, told = called([*hook["entry"].split(), *used["args"]], project, COLUMNS="120")
-    assert code == 1 and "FAIL  follows layercam" in told
-    head, _, table = shown("the hook").partition("exit code: 1\n")
+    code, output = called([*hook["entry"].split(), *used["args"]], project, COLUMNS="120")
+    assert code == 1 and "FAIL  follows layercam" in output
+    head, _, table = printed("the hook").partition("exit code: 1\n")
     assert head.startswith(hook["name"])
     assert hook["id"] in head and [line.strip() for line in bare(table)] == [
-        line.strip() for line in bare(told)
+        line.strip() for line in bare(output)
     ]
 
 
@@ -151,5 +151,5 @@ def test_the_assertion_on_the_page_is_what_pytest_shows(project: Path) -> None:
         'def test_maps(heatproof_run):\n    assert heatproof_run.verdict.follows("layercam")\n'
     )
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--heatproof-run", "runs/first"]
-    code, told = called([*command, "test_maps.py"], project)
-    assert code == 1 and shown("the assertion").strip() in told, told
+    code, output = called([*command, "test_maps.py"], project)
+    assert code == 1 and printed("the assertion").strip() in output, output

@@ -29,9 +29,9 @@ def cells(path: Path) -> list[dict[str, Any]]:
     return [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
 
 
-def shown(cell: dict[str, Any]) -> list[tuple[str, list[str]]]:
+def outputs_of(cell: dict[str, Any]) -> list[tuple[str, list[str]]]:
     """What kinds of things a cell shows; printed lines count as one."""
-    return [(one["output_type"], sorted(one.get("data", ()))) for one in cell["outputs"]]
+    return [(output["output_type"], sorted(output.get("data", ()))) for output in cell["outputs"]]
 
 
 @pytest.mark.trains
@@ -44,13 +44,15 @@ def test_a_notebook_runs_and_shows_what_it_showed(path: Path, tmp_path: Path) ->
     before, after = cells(path), cells(again)
     assert [cell["execution_count"] for cell in before] == [*range(1, len(before) + 1)]
     for old, new in zip(before, after, strict=True):
-        assert shown(old) == shown(new), "".join(new["source"])
+        assert outputs_of(old) == outputs_of(new), "".join(new["source"])
 
 
 def pages(name: str) -> str:
     """All HTML that a notebook shows."""
-    kept = [one for cell in cells(ROOT / "docs" / "notebooks" / name) for one in cell["outputs"]]
-    return "".join("".join(one["data"]["text/html"]) for one in kept if "text/html" in one.get("data", {}))
+    outputs = [output for cell in cells(ROOT / "docs" / "notebooks" / name) for output in cell["outputs"]]
+    return "".join(
+        "".join(output["data"]["text/html"]) for output in outputs if "text/html" in output.get("data", {})
+    )
 
 
 def test_maps_verdicts_runs_and_scores_show_themselves() -> None:

@@ -45,10 +45,12 @@ def needed(name: str, extras: frozenset[str] = frozenset(), seen: set[str] | Non
     except PackageNotFoundError:
         return seen
     seen.add(re.sub(r"[-_.]+", "-", name).lower())
-    for one in map(Requirement, required):
-        asked = one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in (extras or {""}))
-        if asked and re.sub(r"[-_.]+", "-", one.name).lower() not in seen:
-            needed(one.name, frozenset(one.extras), seen)
+    for requirement in map(Requirement, required):
+        applies = requirement.marker is None or any(
+            requirement.marker.evaluate({"extra": extra}) for extra in (extras or {""})
+        )
+        if applies and re.sub(r"[-_.]+", "-", requirement.name).lower() not in seen:
+            needed(requirement.name, frozenset(requirement.extras), seen)
     return seen
 
 
@@ -59,12 +61,12 @@ def light(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) ->
     venv.create(folder, with_pip=False)
     (place,) = folder.glob("lib/python*/site-packages")
     for name in needed("heatproof") - {"heatproof"}:
-        found = distribution(name)
+        installed = distribution(name)
         for top in {
-            file.parts[0] for file in found.files or () if file.parts[0] not in ("..", "__pycache__")
+            file.parts[0] for file in installed.files or () if file.parts[0] not in ("..", "__pycache__")
         }:
             if not (place / top).exists():
-                (place / top).symlink_to(Path(str(found.locate_file(top))))
+                (place / top).symlink_to(Path(str(installed.locate_file(top))))
     pip = [
         sys.executable,
         "-m",
@@ -170,8 +172,8 @@ def test_heatproof_works_where_only_its_core_is_installed(light: Path, tmp_path:
 
 def test_the_core_is_light() -> None:
     heavy = {"ray", "mlflow", "wandb", "keras", "lightning", "captum", "pandas", "pyarrow", "transformers"}
-    found = needed("heatproof")
-    assert {"torch", "numpy", "duckdb"} <= found and not found & (heavy | {"torchvision", "matplotlib"})
+    packages = needed("heatproof")
+    assert {"torch", "numpy", "duckdb"} <= packages and not packages & (heavy | {"torchvision", "matplotlib"})
 
 
 def test_the_demo_needs_the_core_alone(light: Path, tmp_path: Path) -> None:
@@ -227,14 +229,14 @@ def test_make_installs_what_is_missing_and_no_more(
 def test_the_extras_are_one_table() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (.+) \| (.+) \|$", (ROOT / "docs" / "install.md").read_text(), re.M)
     extras = PROJECT["optional-dependencies"]
-    told = {name: packages.split(", ") for name, _, packages in rows}
-    assert list(told) == list(extras)
-    for name, packages in told.items():
+    listed = {name: packages.split(", ") for name, _, packages in rows}
+    assert list(listed) == list(extras)
+    for name, packages in listed.items():
         if name != "dev":
-            assert packages == [Requirement(one).name for one in extras[name]]
-    everything = next(Requirement(one) for one in extras["dev"] if one.startswith("heatproof["))
+            assert packages == [Requirement(line).name for line in extras[name]]
+    everything = next(Requirement(line) for line in extras["dev"] if line.startswith("heatproof["))
     assert everything.extras == set(extras) - {"dev"}
     core = re.search(r"The core installs (.+?)\.", (ROOT / "docs" / "install.md").read_text(), re.S)
     assert core and re.split(r", | and ", core[1]) == [
-        Requirement(one).name for one in PROJECT["dependencies"]
+        Requirement(line).name for line in PROJECT["dependencies"]
     ]

@@ -46,8 +46,8 @@ def run_pytest(folder: Path, code: str, *options: object, **files: str) -> tuple
 
 
 def test_the_assertion_of_the_readme_holds(run: Path, tmp_path: Path) -> None:
-    code, told = run_pytest(tmp_path, MAPS, "--heatproof-run", run)
-    assert code == 0 and "1 passed" in told and f"heatproof run: {run}" in told
+    code, output = run_pytest(tmp_path, MAPS, "--heatproof-run", run)
+    assert code == 0 and "1 passed" in output and f"heatproof run: {run}" in output
 
 
 def test_what_does_not_hold_says_why(run: Path, tmp_path: Path) -> None:
@@ -72,22 +72,24 @@ def test_fine(heatproof_run):
     assert heatproof_run.verdict.looks_there("normal") and heatproof_run.verdict.follows("Grad-CAM")
     assert len(heatproof_run.run.scores()) > 1000
 """
-    code, told = run_pytest(tmp_path, several, "--heatproof-run", run)
-    assert code == 1 and "5 failed, 1 passed" in told
-    for shown in (
+    code, output = run_pytest(tmp_path, several, "--heatproof-run", run)
+    assert code == 1 and "5 failed, 1 passed" in output
+    for pattern in (
         r"assert layercam does not follow the network \(no better than its control maps; .*n = 100\)",
         r"assert pneumonia: looks elsewhere; .*n = 50\)",
         r"assert the network looks elsewhere \(The network does not look at the annotated object on",
         r"assert insertion.gradcam >= 0.9: does not hold, 0\.\d+ \(n = 100\) gradcam / epoch02",
         r"unknown method in this verdict: 'gradcan'; did you mean 'gradcam'",
     ):
-        assert re.search(shown, told), f"{shown}\n{told}"
+        assert re.search(pattern, output), f"{pattern}\n{output}"
 
 
-def test_without_a_run_such_tests_are_skipped_and_it_is_said_how_to_name_one(tmp_path: Path) -> None:
-    code, told = run_pytest(tmp_path, MAPS + "\ndef test_other(): pass\n")
-    assert code == 0 and "1 passed, 1 skipped" in told and "heatproof run" not in told
-    assert "no run is named; give pytest --heatproof-run FOLDER, or set heatproof_run in its settings" in told
+def test_without_a_run_such_tests_are_skipped_and_it_is_reported_how_to_name_one(tmp_path: Path) -> None:
+    code, output = run_pytest(tmp_path, MAPS + "\ndef test_other(): pass\n")
+    assert code == 0 and "1 passed, 1 skipped" in output and "heatproof run" not in output
+    assert (
+        "no run is named; give pytest --heatproof-run FOLDER, or set heatproof_run in its settings" in output
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,22 +102,22 @@ def test_without_a_run_such_tests_are_skipped_and_it_is_said_how_to_name_one(tmp
 def test_settings_name_a_run_beside_them(run: Path, tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / "audited").symlink_to(run)
     (tmp_path / name.replace("__", ".")).write_text(text)
-    code, told = run_pytest(tmp_path / "tests", NUMBERS)
-    assert code == 0 and "1 passed" in told, told
-    code, told = run_pytest(
+    code, output = run_pytest(tmp_path / "tests", NUMBERS)
+    assert code == 0 and "1 passed" in output, output
+    code, output = run_pytest(
         tmp_path / "tests", MAPS, "--heatproof-run", "elsewhere"
     )  # the option comes first
-    assert code == 1 and f"{tmp_path / 'tests' / 'elsewhere'} cannot be opened" in told
+    assert code == 1 and f"{tmp_path / 'tests' / 'elsewhere'} cannot be opened" in output
 
 
 def test_a_folder_without_a_run_and_half_a_run_are_errors(run: Path, tmp_path: Path) -> None:
-    code, told = run_pytest(tmp_path, MAPS, "--heatproof-run", tmp_path)
-    assert code == 1 and "1 error" in told and f"{tmp_path} cannot be opened: " in told
-    assert "Traceback" not in told and "def heatproof_run" not in told
+    code, output = run_pytest(tmp_path, MAPS, "--heatproof-run", tmp_path)
+    assert code == 1 and "1 error" in output and f"{tmp_path} cannot be opened: " in output
+    assert "Traceback" not in output and "def heatproof_run" not in output
     manifest = RunFolder.open(run).manifest
     half = RunFolder.create(tmp_path / "half", manifest)
-    code, told = run_pytest(tmp_path, MAPS, "--heatproof-run", half.path)
-    assert code == 1 and f"{half.path} cannot be judged: complete run" in told, told
+    code, output = run_pytest(tmp_path, MAPS, "--heatproof-run", half.path)
+    assert code == 1 and f"{half.path} cannot be judged: complete run" in output, output
 
 
 def test_other_peoples_tests_are_left_alone(tmp_path: Path) -> None:
@@ -128,7 +130,7 @@ def test_alone(request):
     assert not [name for name in sys.modules if name.startswith(("heatproof.store", "heatproof.verdict"))]
     assert "heatproof_run" not in request.fixturenames
 """
-    code, told = run_pytest(tmp_path, other, "-W", "error")
-    assert code == 0 and "1 passed" in told, told
-    code, told = run_pytest(tmp_path, MAPS, "-p", "no:heatproof")
-    assert code == 1 and "fixture 'heatproof_run' not found" in told
+    code, output = run_pytest(tmp_path, other, "-W", "error")
+    assert code == 0 and "1 passed" in output, output
+    code, output = run_pytest(tmp_path, MAPS, "-p", "no:heatproof")
+    assert code == 1 and "fixture 'heatproof_run' not found" in output

@@ -71,9 +71,9 @@ class Block(NamedTuple):
 def fenced(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
     blocks = []
-    for found in re.finditer(r"^```([^\n`]*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
-        first = text.count("\n", 0, found.start()) + 1
-        blocks.append(Block(found[1].strip(), found[2], first, first + found[0].count("\n")))
+    for block in re.finditer(r"^```([^\n`]*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        first = text.count("\n", 0, block.start()) + 1
+        blocks.append(Block(block[1].strip(), block[2], first, first + block[0].count("\n")))
     return blocks
 
 
@@ -192,8 +192,8 @@ def command_lines(page: Path) -> Iterator[list[str]]:
     """What follows `heatproof` wherever code begins with it; words behind two spaces or a # are a remark."""
     for text in code(page):
         for line in text.replace("\\\n", " ").splitlines():
-            if found := re.match(r"(?:\$ )?heatproof (.+)", line.strip()):
-                yield shlex.split(re.split(r"\s{2,}| #| \||;", found[1])[0])
+            if match := re.match(r"(?:\$ )?heatproof (.+)", line.strip()):
+                yield shlex.split(re.split(r"\s{2,}| #| \||;", match[1])[0])
 
 
 def parse(words: list[str]) -> None:
@@ -232,9 +232,9 @@ def test_the_first_example_works_in_an_empty_folder(tmp_path: Path, monkeypatch:
     quick = [*shlex.split(block[1]), "--methods", "gradcam"]
     result = CliRunner().invoke(main, quick)
     assert result.exit_code == 0, result.output
-    shown = [line.split() for line in block[2].splitlines() if line.strip()]
+    lines = [line.split() for line in block[2].splitlines() if line.strip()]
     printed = [line.split() for line in result.stdout.splitlines() if line.strip()]
-    assert [line for line in shown if line not in printed] == []
+    assert [line for line in lines if line not in printed] == []
 
 
 def test_the_readme_lists_every_command_once() -> None:
@@ -331,9 +331,11 @@ def test_the_comparison_counts_what_there_is() -> None:
 
 def test_what_pip_is_asked_to_install_exists() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    asked = [found for page in PAGES for text in code(page) for found in re.findall(r"pip install .*", text)]
+    commands = [
+        command for page in PAGES for text in code(page) for command in re.findall(r"pip install .*", text)
+    ]
     extras = {
-        name for line in asked for group in re.findall(r"\[([\w,]+)\]", line) for name in group.split(",")
+        name for line in commands for group in re.findall(r"\[([\w,]+)\]", line) for name in group.split(",")
     }
     assert extras and extras <= set(project["optional-dependencies"])
     table = re.findall(r"^\| `(\w+)` \|", (DOCS / "install.md").read_text(encoding="utf-8"), re.MULTILINE)
@@ -344,8 +346,8 @@ def test_every_picture_is_made_by_the_script_and_shown_on_a_page() -> None:
     made = made_pages()
     stored = set(DOCS.rglob("pictures/*.png"))
     links = {page: re.findall(r"\]\((pictures/\w+\.png)\)", page.read_text()) for page in PAGES}
-    shown = {page.parent / link for page, found in links.items() for link in found}
-    assert stored == {made.place_of(name) for name in made.PICTURES} == shown
+    linked = {page.parent / link for page, targets in links.items() for link in targets}
+    assert stored == {made.place_of(name) for name in made.PICTURES} == linked
 
 
 # --- a plug-in, as docs/extend.md tells it ------------------------------------------------------------------
@@ -372,8 +374,8 @@ def test_the_plug_in_of_the_page_is_found_through_its_entry_points(tmp_path: Pat
     info.joinpath("entry_points.txt").write_text("\n\n".join(groups))
     names = "from heatproof.registry import explainers, metrics; print(explainers.names(), metrics.names())"
     script = f"import sys; sys.path.append({str(tmp_path)!r}); {names}"
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert "'mycam'" in found and "'peak_share'" in found
+    output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert "'mycam'" in output and "'peak_share'" in output
 
 
 def test_the_citation_and_the_changelog_are_of_this_version() -> None:

@@ -73,7 +73,7 @@ def test_every_method_returns_finite_maps_and_leaves_the_model_alone(name: str, 
 
 
 @pytest.mark.parametrize("name", [entry.name for entry in explainers if entry.architecture])
-def test_a_method_for_one_kind_of_network_refuses_the_other_in_one_sentence(name: str) -> None:
+def test_a_method_for_one_kind_of_network_refuses_the_other_with_a_clear_error(name: str) -> None:
     module = small_cnn() if explainers.get(name).architecture == "transformer" else small_vit()
     images = torch.randn(1, 3, 16, 16)
     before = state_of(module)
@@ -88,8 +88,8 @@ def test_every_method_explains_the_class_of_each_image(name: str) -> None:
     images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(4))
     both = hp.explain(module, images, [call], [1, 3])[call]
     for row, target in enumerate((1, 3)):
-        one = hp.explain(module, images[row : row + 1], [call], target)[call].values[0]
-        torch.testing.assert_close(one, both.values[row], rtol=1e-3, atol=1e-4 * float(one.abs().max()))
+        alone = hp.explain(module, images[row : row + 1], [call], target)[call].values[0]
+        torch.testing.assert_close(alone, both.values[row], rtol=1e-3, atol=1e-4 * float(alone.abs().max()))
     assert both.explained.tolist() == [1, 3]
 
 

@@ -46,10 +46,10 @@ def readable(text: str) -> str:
 
 def tables_of(text: str) -> list[Rows]:
     """Cells of each table, without its head, with their emphasis and without where their links lead."""
-    found = re.findall(r"(?:^\|.*\n)+", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text), re.MULTILINE)
+    tables = re.findall(r"(?:^\|.*\n)+", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text), re.MULTILINE)
     return [
         [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
-        for table in found
+        for table in tables
     ]
 
 
@@ -57,24 +57,26 @@ def uncovered(page: Page, text: str) -> list[str]:
     """Words around every number, and bold leads, that no finding and no setting of the page accounts for."""
     without = re.sub(r"(?:^\|.*\n)+|^Made by (?:.+\n)+", "\n", text, flags=re.MULTILINE)
     prose = readable(without)
-    covered = [*(found.span() for found in NAME.finditer(prose)), *(f.span() for f in YEAR.finditer(prose))]
-    known = [readable(said) for said in (*(sentence for sentence, _ in page.findings), *page.settings)]
-    for said in known:
-        covered += [found.span() for found in re.finditer(re.escape(said), prose)]
+    covered = [*(match.span() for match in NAME.finditer(prose)), *(f.span() for f in YEAR.finditer(prose))]
+    known = [
+        readable(sentence) for sentence in (*(sentence for sentence, _ in page.findings), *page.settings)
+    ]
+    for known_text in known:
+        covered += [match.span() for match in re.finditer(re.escape(known_text), prose)]
     left = [
-        prose[max(0, found.start() - 40) : found.end() + 40]
-        for found in re.finditer(r"\d+", prose)
-        if not any(start <= found.start() < end for start, end in covered)
+        prose[max(0, match.start() - 40) : match.end() + 40]
+        for match in re.finditer(r"\d+", prose)
+        if not any(start <= match.start() < end for start, end in covered)
     ]
     leads = [readable(lead) for lead in re.findall(r"^\*\*(.+?)\*\*", text, re.MULTILINE)]
-    return left + [lead for lead in leads if not any(lead in said for said in known)]
+    return left + [lead for lead in leads if not any(lead in text for text in known)]
 
 
 def missing(page: Page, text: str) -> list[str]:
     """What the page should say and does not, or says and is not so."""
     prose = readable(text)
-    said = [sentence for sentence, _ in page.findings] + list(page.settings)
-    absent = [f"the page does not say: {s}" for s in said if readable(s) not in prose]
+    sentences = [sentence for sentence, _ in page.findings] + list(page.settings)
+    absent = [f"the page does not say: {s}" for s in sentences if readable(s) not in prose]
     return absent + [f"the tables do not say: {s}" for s, holds in page.findings if not holds]
 
 
@@ -85,18 +87,18 @@ def test_sentences_say_what_the_tables_say(page: Page) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_tables_show_what_the_files_hold(page: Page) -> None:
-    shown = tables_of((ROOT / page.name).read_text(encoding="utf-8"))
-    assert len(shown) == len(page.tables)
-    for made, found in zip(page.tables, shown, strict=True):
+    tables = tables_of((ROOT / page.name).read_text(encoding="utf-8"))
+    assert len(tables) == len(page.tables)
+    for made, table in zip(page.tables, tables, strict=True):
         if made is not None:
-            assert found == made
+            assert table == made
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.blocks], ids=lambda page: page.name)
 def test_sentences_between_marks_are_those_of_the_files(page: Page) -> None:
     text = (ROOT / page.name).read_text(encoding="utf-8")
     for name, sentences in page.blocks.items():
-        assert [found[2] for found in block(name).finditer(text)] == [sentences], name
+        assert [match[2] for match in block(name).finditer(text)] == [sentences], name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

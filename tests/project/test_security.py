@@ -81,10 +81,10 @@ def test_a_dry_run_runs_no_file_of_the_study(tmp_path: Path) -> None:
     study = make_study(tmp_path, 4, ["gradcam"], [])
     network = tmp_path / "net.py"
     network.write_text(MARKER + network.read_text())
-    shown = heatproof("run", study, "--dry-run")
-    assert shown.exit_code == 0 and not (tmp_path / "ran").exists()
-    assert "this study runs net.py" in shown.output and "--trust" in shown.output
-    assert "epoch01, epoch02" in shown.output and not (tmp_path / "runs").exists()
+    result = heatproof("run", study, "--dry-run")
+    assert result.exit_code == 0 and not (tmp_path / "ran").exists()
+    assert "this study runs net.py" in result.output and "--trust" in result.output
+    assert "epoch01, epoch02" in result.output and not (tmp_path / "runs").exists()
     trusted = heatproof("run", study, "--dry-run", "--trust")
     assert trusted.exit_code == 0 and (tmp_path / "ran").exists() and "estimated time" in trusted.output
 
@@ -95,9 +95,9 @@ def test_a_dry_run_unpickles_nothing(tmp_path: Path) -> None:
     study.write_text(study.read_text().replace("[images]", "allow_pickle = true\n[images]"))
     code = PICKLE.format(marker=str(marker))
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "epochs" / "epoch01.pt")], check=True)
-    shown = heatproof("run", study, "--dry-run")
-    assert shown.exit_code == 0 and not marker.exists()
-    assert "this study runs net.py and unpickles epochs/epoch01.pt" in shown.output
+    result = heatproof("run", study, "--dry-run")
+    assert result.exit_code == 0 and not marker.exists()
+    assert "this study runs net.py and unpickles epochs/epoch01.pt" in result.output
     heatproof("run", study, "--dry-run", "--trust")
     assert marker.exists()
 
@@ -106,8 +106,8 @@ def test_remote_code_is_named_before_anything_is_fetched(tmp_path: Path) -> None
     study = make_study(tmp_path, 4, ["gradcam"], [], [])
     text = study.read_text().replace("net.py:tiny", "hf:nobody/nothing")
     study.write_text(text + "[model.options]\ntrust_remote_code = true\n")
-    shown = heatproof("run", study, "--dry-run")
-    assert shown.exit_code == 0 and "runs the code that hf:nobody/nothing brings" in shown.output
+    result = heatproof("run", study, "--dry-run")
+    assert result.exit_code == 0 and "runs the code that hf:nobody/nothing brings" in result.output
 
 
 class CreatesFile:
@@ -177,23 +177,23 @@ def test_no_library_unpickles_without_the_flag(
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     text = {"folder": folder, "file": file}
     study = library_study(tmp_path, spec.format(**text), keys.format(**text))
-    shown = heatproof("run", study, "--dry-run")
+    result = heatproof("run", study, "--dry-run")
     assert not marker.exists()
-    assert shown.exit_code == 2 and words in " ".join(shown.output.split()), shown.output
+    assert result.exit_code == 2 and words in " ".join(result.output.split()), result.output
 
 
 def test_the_flag_is_announced_and_lets_a_library_unpickle(tmp_path: Path) -> None:
     folder, marker = hf_folder(tmp_path / "folder"), tmp_path / "unpickled"
     torch.save({"state_dict": CreatesFile(marker)}, folder / "pytorch_model.bin")
     study = library_study(tmp_path, "hf:folder", "pretrained = true\nallow_pickle = true")
-    shown = heatproof("run", study, "--dry-run")
-    assert shown.exit_code == 0 and not marker.exists()
-    assert "this study unpickles the weights of hf:folder" in shown.output
+    result = heatproof("run", study, "--dry-run")
+    assert result.exit_code == 0 and not marker.exists()
+    assert "this study unpickles the weights of hf:folder" in result.output
     heatproof("run", study, "--dry-run", "--trust")
     assert marker.exists()
 
 
-def test_code_beside_weights_is_neither_run_nor_asked_about(tmp_path: Path) -> None:
+def test_code_beside_weights_is_not_run(tmp_path: Path) -> None:
     folder = hf_folder(tmp_path / "folder")
     (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
     config = json.loads((folder / "config.json").read_text())
@@ -204,9 +204,9 @@ def test_code_beside_weights_is_neither_run_nor_asked_about(tmp_path: Path) -> N
     )
     study = library_study(tmp_path, "hf:folder", "pretrained = true")
     command = [sys.executable, "-m", "heatproof", "run", str(study), "--dry-run"]
-    shown = subprocess.run(command, capture_output=True, text=True, input="y\n", timeout=100)
-    assert shown.returncode == 2 and not (tmp_path / "ran").exists()
-    assert "trust_remote_code" in shown.stderr and "[y/N]" not in shown.stdout + shown.stderr
+    process = subprocess.run(command, capture_output=True, text=True, input="y\n", timeout=100)
+    assert process.returncode == 2 and not (tmp_path / "ran").exists()
+    assert "trust_remote_code" in process.stderr and "[y/N]" not in process.stdout + process.stderr
 
 
 @pytest.mark.parametrize(
@@ -235,9 +235,9 @@ os.remove("unpickled") if os.path.exists("unpickled") else None
     subprocess.run([sys.executable, "-c", code, kind, file], cwd=tmp_path, check=True, capture_output=True)
     study = library_study(tmp_path, file, "")
     command = [sys.executable, "-m", "heatproof", "run", str(study), "--dry-run"]
-    shown = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=100)
-    assert shown.returncode == 2 and not (tmp_path / "unpickled").exists(), shown.stdout
-    assert "allow_pickle" in shown.stderr
+    process = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=100)
+    assert process.returncode == 2 and not (tmp_path / "unpickled").exists(), process.stdout
+    assert "allow_pickle" in process.stderr
 
 
 @pytest.mark.parametrize(
@@ -255,27 +255,27 @@ def test_options_of_a_builder_are_a_list_of_names(
     spec: str, options: str, words: str, tmp_path: Path
 ) -> None:
     study = library_study(tmp_path, spec, f"random_init = true\noptions = {{{options}}}")
-    shown = heatproof("run", study, "--dry-run", "--trust")
-    assert shown.exit_code == 2 and words in " ".join(shown.output.split()), shown.output
+    result = heatproof("run", study, "--dry-run", "--trust")
+    assert result.exit_code == 2 and words in " ".join(result.output.split()), result.output
 
 
 def test_a_run_says_first_which_code_it_runs(tmp_path: Path) -> None:
     study = make_study(tmp_path, 4, ["gradcam"], [], "epochs/epoch01.pt")
-    shown = heatproof("run", study, "--out", tmp_path / "out")
-    assert shown.exit_code == 0 and shown.output.startswith("this study runs net.py\n")
+    result = heatproof("run", study, "--out", tmp_path / "out")
+    assert result.exit_code == 0 and result.output.startswith("this study runs net.py\n")
 
 
 def test_the_file_of_a_protocol_says_it_too(tmp_path: Path) -> None:
     file = tmp_path / "cose.toml"
     file.write_text('model = "net.py:tiny"\ncheckpoints = ["a.pt"]\nallow_pickle = true\nimages = "none"\n')
-    shown = heatproof("study", "cose", file, "--out", tmp_path / "out")
-    assert shown.output.startswith("this study runs net.py and unpickles a.pt\n")
+    result = heatproof("study", "cose", file, "--out", tmp_path / "out")
+    assert result.output.startswith("this study runs net.py and unpickles a.pt\n")
 
 
 def test_a_dry_run_of_a_broken_study_still_fails(tmp_path: Path) -> None:
     study = make_study(tmp_path, 4, ["gradcam"], [], "epochs/nothing.pt")
-    shown = heatproof("run", study, "--dry-run")
-    assert shown.exit_code == 2 and "there is no file 'epochs/nothing.pt'" in shown.output
+    result = heatproof("run", study, "--dry-run")
+    assert result.exit_code == 2 and "there is no file 'epochs/nothing.pt'" in result.output
 
 
 # --- a run folder reaches nothing else ----------------------------------------------------------------------
@@ -289,10 +289,10 @@ def test_links_are_not_followed(run: Path, tmp_path: Path, name: str) -> None:
     linked, elsewhere = next(run.glob(name)), tmp_path / "elsewhere"
     linked.rename(elsewhere)
     linked.symlink_to(elsewhere)
-    shown = heatproof("report", run, "--out", tmp_path / "report.html")
-    assert shown.exit_code == 2 and "is a link" in shown.output and not (tmp_path / "report.html").exists()
-    found = heatproof("verify", run)
-    assert found.exit_code != 0 and "Traceback" not in found.output
+    result = heatproof("report", run, "--out", tmp_path / "report.html")
+    assert result.exit_code == 2 and "is a link" in result.output and not (tmp_path / "report.html").exists()
+    verified = heatproof("verify", run)
+    assert verified.exit_code != 0 and "Traceback" not in verified.output
 
 
 def test_no_picture_is_a_file_of_this_machine(run: Path, tmp_path: Path) -> None:
@@ -316,9 +316,9 @@ def test_repair_touches_nothing_behind_a_link(run: Path, tmp_path: Path) -> None
         shutil.rmtree(run / name)
         (run / name).symlink_to(elsewhere)
     before = sorted(tmp_path.glob("*/*.*"))
-    kept = [path for path in before if path.parent != run]
+    untouched = [path for path in before if path.parent != run]
     assert heatproof("verify", run, "--repair").exit_code == 1
-    assert all(path.exists() for path in kept) and not list(run.glob("scores/*"))
+    assert all(path.exists() for path in untouched) and not list(run.glob("scores/*"))
     assert not any(path.is_symlink() for path in run.rglob("*"))
 
 
@@ -336,8 +336,8 @@ def test_a_pipe_in_the_folder_is_not_waited_for(run: Path) -> None:
     (picture := next((run / "pictures").iterdir())).unlink()
     os.mkfifo(picture)
     command = [sys.executable, "-m", "heatproof", "verify", str(run)]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert shown.returncode == 1 and "foreign" in shown.stdout
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert process.returncode == 1 and "foreign" in process.stdout
 
 
 # --- nor more memory than it should -------------------------------------------------------------------------
@@ -348,8 +348,8 @@ def test_an_index_is_not_unpacked_without_a_limit(run: Path) -> None:
     text = gzip.decompress(index.read_bytes())
     index.write_bytes(gzip.compress(text + b" " * (1 << 27), 1))
     reseal(run)
-    shown = heatproof("report", run)
-    assert shown.exit_code == 2 and "unpacks to more than 64 MB" in " ".join(shown.output.split())
+    result = heatproof("report", run)
+    assert result.exit_code == 2 and "unpacks to more than 64 MB" in " ".join(result.output.split())
 
 
 def test_an_index_names_no_absurd_size(run: Path) -> None:
@@ -358,16 +358,16 @@ def test_an_index_names_no_absurd_size(run: Path) -> None:
     content["maps"][0]["image_size"] = [10**6, 10**6]
     index.write_bytes(gzip.compress(json.dumps(content).encode()))
     reseal(run)
-    shown = heatproof("report", run)
-    assert shown.exit_code == 2 and "are too large" in " ".join(shown.output.split())
+    result = heatproof("report", run)
+    assert result.exit_code == 2 and "are too large" in " ".join(result.output.split())
 
 
 def test_a_picture_of_absurd_size_is_not_shown(run: Path) -> None:
     for picture in (run / "pictures").iterdir():
         picture.write_bytes(png(60_000, 60_000))
     reseal(run)
-    shown = heatproof("report", run)
-    assert shown.exit_code == 2 and "size is implausible" in " ".join(shown.output.split())
+    result = heatproof("report", run)
+    assert result.exit_code == 2 and "size is implausible" in " ".join(result.output.split())
 
 
 def png(width: int, height: int) -> bytes:
@@ -381,14 +381,14 @@ def png(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
 
 
-def test_deeply_nested_records_are_one_sentence(run: Path) -> None:
+def test_deeply_nested_records_raise_a_clear_error(run: Path) -> None:
     plan = read_record(run / "plan.json")
     write_record(run / "plan.json", plan | {"deep": "HERE"}, indent=None)
     text = (run / "plan.json").read_text()
     for path, content in ((run / "plan.json", text), (run / "run.json", '{"deep": "HERE"}')):
         path.write_text(content.replace('"HERE"', "[" * 200_000))
-        shown = heatproof("report", run)
-        assert shown.exit_code == 2 and "Traceback" not in shown.output
+        result = heatproof("report", run)
+        assert result.exit_code == 2 and "Traceback" not in result.output
 
 
 # --- what a name may do -------------------------------------------------------------------------------------
@@ -432,21 +432,21 @@ def test_escapes_are_shown_not_sent(named: Path, command: Callable[[Path], tuple
     arguments = command(named)
     if arguments[0] == "verify":
         named = named.rename(arguments[1])
-    shown = heatproof(*arguments)
-    assert "Traceback" not in shown.output and not sent(shown.output)
+    result = heatproof(*arguments)
+    assert "Traceback" not in result.output and not sent(result.output)
 
 
 def test_a_name_is_shown_whole(named: Path) -> None:
-    shown = heatproof("sql", named, "select distinct reason from scores where reason <> ''").output
-    assert r"no" + EVIL.encode("unicode_escape").decode() in shown
+    output = heatproof("sql", named, "select distinct reason from scores where reason <> ''").output
+    assert r"no" + EVIL.encode("unicode_escape").decode() in output
     assert ":cat: [red]x[/]" in heatproof("sql", named, "select ':cat: [red]x[/]' as a").output
 
 
 def test_broken_pictures_and_reasons_are_shown(tmp_path: Path) -> None:
     study = make_study(tmp_path, 4, ["gradcam"], [], "epochs/epoch01.pt")
-    (tmp_path / "pictures" / "cat" / "a\x1b[2J\u202e.png").write_text("no picture")
-    shown = heatproof("run", study, "--out", tmp_path / "out")
-    assert shown.exit_code == 1 and r"a\x1b[2J\u202e.png" in shown.output and not sent(shown.output)
+    (tmp_path / "pictures" / "cat" / "a\x1b[2J\u202e.png").write_text("no image")
+    result = heatproof("run", study, "--out", tmp_path / "out")
+    assert result.exit_code == 1 and r"a\x1b[2J\u202e.png" in result.output and not sent(result.output)
 
 
 def cells(text: str) -> list[str]:
@@ -457,13 +457,13 @@ def test_no_csv_holds_a_formula(named: Path, tmp_path: Path) -> None:
     assert heatproof("export", named, "--csv", tmp_path / "a.csv").exit_code == 0
     with (tmp_path / "a.csv").open(newline="", encoding="utf-8") as file:
         exported = file.read()
-    asked = heatproof("sql", named, "from scores", "--format", "csv").stdout_bytes.decode()
+    queried = heatproof("sql", named, "from scores", "--format", "csv").stdout_bytes.decode()
     columns = (Column("=1+1"), Column("b"))
     table = Table("t", "t", columns, (("@x", -0.5), ("+y", 1))).csv()
-    for text in (exported, asked, table):
-        found = cells(text)
-        formulas = [cell for cell in found if cell.startswith(("=", "+", "-", "@", "\t", "\r"))]
-        assert set(formulas) == {"-0.5"} and any(cell.startswith("'=") for cell in found)
+    for text in (exported, queried, table):
+        table_cells = cells(text)
+        formulas = [cell for cell in table_cells if cell.startswith(("=", "+", "-", "@", "\t", "\r"))]
+        assert set(formulas) == {"-0.5"} and any(cell.startswith("'=") for cell in table_cells)
     assert len([cell for cell in cells(exported) if cell.startswith("'")]) == 6
 
 
@@ -485,21 +485,21 @@ def test_a_query_reaches_no_file(run: Path, tmp_path: Path, query: str) -> None:
     part, new = next((run / "scores").iterdir()), tmp_path / "new"
     before = part.read_bytes()
     text = query.format(secret=tmp_path / "secret", new=new, part=part, folder=tmp_path)
-    shown = heatproof("sql", run, text)
-    assert shown.exit_code == 2 and SECRET not in shown.output and "Traceback" not in shown.output
+    result = heatproof("sql", run, text)
+    assert result.exit_code == 2 and SECRET not in result.output and "Traceback" not in result.output
     assert part.read_bytes() == before and not new.exists()
 
 
 @pytest.mark.parametrize("query", ["", " ", ";;", "-- nothing"])
-def test_an_empty_query_is_one_sentence(run: Path, query: str) -> None:
-    shown = heatproof("sql", run, "--", query)
-    assert shown.exit_code == 2 and "the query is empty" in shown.output
+def test_an_empty_query_raises_a_clear_error(run: Path, query: str) -> None:
+    result = heatproof("sql", run, "--", query)
+    assert result.exit_code == 2 and "the query is empty" in result.output
 
 
-def test_a_query_reaches_files_where_it_is_asked_to(run: Path, tmp_path: Path) -> None:
+def test_a_query_reads_files_only_with_the_option(run: Path, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text(SECRET)
-    shown = heatproof("sql", run, f"select content from read_text('{tmp_path / 'secret'}')", "--files")
-    assert shown.exit_code == 0 and SECRET in shown.output
+    result = heatproof("sql", run, f"select content from read_text('{tmp_path / 'secret'}')", "--files")
+    assert result.exit_code == 0 and SECRET in result.output
 
 
 def test_queries_see_the_same_rows_either_way(run: Path) -> None:
@@ -517,7 +517,7 @@ def test_ctrl_c_ends_a_query(run: Path) -> None:
             assert process.stdout is not None and process.stdout.readline() == "ready\n"
             time.sleep(2)
             process.send_signal(signal.SIGINT)
-            _, said = process.communicate(timeout=20)
+            _, output = process.communicate(timeout=20)
         finally:
             process.kill()
-    assert process.returncode == 130 and said.strip() == "stopped"
+    assert process.returncode == 130 and output.strip() == "stopped"

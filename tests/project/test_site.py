@@ -62,9 +62,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pages(site: Path) -> list[Path]:
-    found = [path for path in sorted(site.rglob("*.html")) if path.name != "404.html"]
-    assert len(found) > 50
-    return found
+    paths = [path for path in sorted(site.rglob("*.html")) if path.name != "404.html"]
+    assert len(paths) > 50
+    return paths
 
 
 # --- navigation ---------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ def from_hosts(page: Path) -> list[str]:
 
 def lost(page: Path) -> list[str]:
     """Links of a page to files, or to places on pages, that are not there."""
-    found = []
+    links = []
     for link in [*opened(page).links, *opened(page).loads]:
         path, anchor = map(unquote, urldefrag(link))
         if re.match(r"[a-z]+:", path):
@@ -124,19 +124,19 @@ def lost(page: Path) -> list[str]:
         target = (page.parent / path).resolve() if path else page
         placed = not anchor or target.suffix != ".html"
         if not (target.is_file() and (placed or anchor in opened(target).places)):
-            found.append(link)
-    return found
+            links.append(link)
+    return links
 
 
 def test_nothing_comes_from_a_host(site: Path) -> None:
-    assert not {page.name: found for page in pages(site) if (found := from_hosts(page))}
+    assert not {page.name: links for page in pages(site) if (links := from_hosts(page))}
     for sheet in site.rglob("*.css"):
         text = sheet.read_text(encoding="utf-8")
         assert not re.search(r"@import|url\(\s*[\"']?(https?:|//)", text), sheet
 
 
 def test_every_link_leads_to_a_page_and_a_place_on_it(site: Path) -> None:
-    assert not {page.name: found for page in pages(site) if (found := lost(page))}
+    assert not {page.name: links for page in pages(site) if (links := lost(page))}
 
 
 def test_a_host_and_a_lost_link_are_noticed(tmp_path: Path) -> None:
@@ -150,15 +150,17 @@ def test_a_host_and_a_lost_link_are_noticed(tmp_path: Path) -> None:
 
 
 def test_the_reference_has_every_public_name_and_every_command(site: Path) -> None:
-    shown = {name: (site / f"api/{name}.html").read_text(encoding="utf-8") for name in ("index", "metrics")}
-    titles = re.sub(r"<[^>]+>", "", shown["index"])
+    pages_by_name = {
+        name: (site / f"api/{name}.html").read_text(encoding="utf-8") for name in ("index", "metrics")
+    }
+    titles = re.sub(r"<[^>]+>", "", pages_by_name["index"])
     assert not [name for name in hp.__all__ if f"hp.{name}" not in titles and not is_room(name)]
     assert "hp.monitor.Monitor" in titles and "hp.Maps" in titles and "upsample" in titles
-    assert not [name for name in hp.metrics.__all__ if f"hp.metrics.{name}" not in shown["metrics"]]
-    assert "&gt;&gt;&gt;" in shown["metrics"] and "Examples:" in shown["metrics"]
-    told = (site / "api/commands.html").read_text(encoding="utf-8")
+    assert not [name for name in hp.metrics.__all__ if f"hp.metrics.{name}" not in pages_by_name["metrics"]]
+    assert "&gt;&gt;&gt;" in pages_by_name["metrics"] and "Examples:" in pages_by_name["metrics"]
+    text = (site / "api/commands.html").read_text(encoding="utf-8")
     for name, _ in made_pages().commands(main):
-        assert f"Usage: {name}" in told
+        assert f"Usage: {name}" in text
 
 
 def is_room(name: str) -> bool:
@@ -183,7 +185,9 @@ def test_pages_read_as_on_a_git_host(site: Path) -> None:
         body = text[text.index("<article") : text.index("</article>")]
         assert "```" not in body and not re.search(r"<p>\|", body), page
         paragraphs = re.findall(r"<p>(.*?)</p>", body, re.S)
-        assert not [one for one in paragraphs if re.search(r"\n\s*(?:[-*]|\d+\.) \S", one)], page
+        assert not [
+            paragraph for paragraph in paragraphs if re.search(r"\n\s*(?:[-*]|\d+\.) \S", paragraph)
+        ], page
 
 
 @pytest.mark.skipif(not CHROMIUM.exists(), reason=f"no browser at {CHROMIUM}: apt-get install chromium")
@@ -192,14 +196,14 @@ def test_a_page_opens_from_disk_and_finds_words(site: Path) -> None:
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
         page = browser.new_page(color_scheme="dark")
-        asked: list[str] = []
-        page.on("request", lambda request: asked.append(request.url))
+        requests: list[str] = []
+        page.on("request", lambda request: requests.append(request.url))
         page.goto((site / "index.html").as_uri())
         assert page.locator("body").get_attribute("data-md-color-scheme") == "slate"
         page.locator("input[name=query]").press_sequentially("insertion")  # with keys, which it listens to
         page.locator(".md-search-result__link").first.wait_for(timeout=60_000)
         assert "insertion" in page.locator(".md-search-result").inner_text().lower()
-        assert not [url for url in asked if not url.startswith(("file:", "data:", "blob:"))]
+        assert not [url for url in requests if not url.startswith(("file:", "data:", "blob:"))]
         browser.close()
 
 
@@ -214,5 +218,5 @@ def test_every_picture_of_the_gallery_has_its_command() -> None:
         )
         assert part.rfind("\n    ") > part.rfind("!["), f"no command behind the last picture: {part[:40]}"
     for line in code(DOCS / "gallery.md"):
-        if found := re.match(r"python (docs/\w+\.py)", line):
-            assert (ROOT / found[1]).exists(), f"{named(DOCS / 'gallery.md')}: {line}"
+        if match := re.match(r"python (docs/\w+\.py)", line):
+            assert (ROOT / match[1]).exists(), f"{named(DOCS / 'gallery.md')}: {line}"

@@ -135,13 +135,15 @@ def public() -> Iterator[tuple[str, Callable[..., object]]]:
                 yield f"{kind.__name__}.{name}", method
 
 
-@pytest.mark.parametrize(("name", "thing"), [pytest.param(*one, id=one[0]) for one in public()])
+@pytest.mark.parametrize(("name", "thing"), [pytest.param(*pair, id=pair[0]) for pair in public()])
 def test_help_names_every_argument_and_no_type_is_any(name: str, thing: Callable[..., object]) -> None:
     parameters = [p for p in inspect.signature(thing).parameters.values() if p.name != "self"]
-    told = re.findall(
+    documented = re.findall(
         r"^    ([a-z_]+(?:, [a-z_]+)*): \S", (inspect.getdoc(thing) or "").partition("Args:\n")[2], re.M
     )
-    assert sorted(one for names in told for one in names.split(", ")) == sorted(p.name for p in parameters)
+    assert sorted(name for names in documented for name in names.split(", ")) == sorted(
+        p.name for p in parameters
+    )
     types = [*(p.annotation for p in parameters), inspect.signature(thing).return_annotation]
     if inspect.isclass(thing) and thing.__module__ == "heatproof.metrics.results":
         return  # what metrics return: the values of different metrics differ in type
@@ -206,7 +208,7 @@ def test_maps_are_arrays_and_have_items() -> None:
     maps = small_maps(3)
     assert np.asarray(maps).shape == (3, 4, 4) and np.asarray(maps, dtype=float).dtype == float
     assert torch.equal(maps[0], maps.values[0]) and torch.equal(maps[1:], maps.values[1:])
-    assert [tuple(values.shape) for values in maps] == [(4, 4)] * 3
+    assert [tuple(values.shape) for values in maps] == [(4, 4)] * 3  # type: ignore[attr-defined]
 
 
 def test_an_overlay_has_the_map_over_the_picture_the_model_saw() -> None:
@@ -249,10 +251,11 @@ def test_maps_are_saved_whole_and_given_as_an_array(tmp_path: Path) -> None:
 
 def test_some_maps_are_taken_with_all_that_belongs_to_them() -> None:
     maps = replace(small_maps(4), signed_values=-small_maps(4).values)
-    for rows, kept in (([2, 0], [2, 0]), (slice(1, 3), [1, 2]), (maps.explained != 1, [0, 2, 3]), ([], [])):
+    chosen = (([2, 0], [2, 0]), (slice(1, 3), [1, 2]), (maps.explained != 1, [0, 2, 3]), ([], []))
+    for rows, expected in chosen:
         few = maps.take(rows)
-        assert few.ids == tuple(f"image{i}" for i in kept) and few.explained.tolist() == kept
-        assert torch.equal(few.values, maps.values[kept]) and torch.equal(few.signed, -few.values)
+        assert few.ids == tuple(f"image{i}" for i in expected) and few.explained.tolist() == expected
+        assert torch.equal(few.values, maps.values[expected]) and torch.equal(few.signed, -few.values)
         assert (few.method, few.image_size) == (maps.method, maps.image_size)
     assert replace(maps, ids=(), signed_values=None).take((1, 2)).ids == ()
 
@@ -266,8 +269,10 @@ def test_scores_are_every_row_as_a_table(run: hp.Run) -> None:
     assert isinstance(table, pandas.DataFrame) and len(table) == len(rows) > 100
     assert list(table.columns) == list(rows[0])
     for name in table.columns:
-        found = [None if value is pandas.NA else value for value in table[name].tolist()]
-        assert all(a == b or (a != a and b != b) for a, b in zip(found, (r[name] for r in rows), strict=True))
+        column = [None if value is pandas.NA else value for value in table[name].tolist()]
+        assert all(
+            a == b or (a != a and b != b) for a, b in zip(column, (r[name] for r in rows), strict=True)
+        )
     assert table.dropna(subset="label").label.dtype == "Int64"
 
 
@@ -287,11 +292,11 @@ def test_without_pandas_scores_are_arrow_and_without_that_arrays(
 
 def test_maps_are_those_of_the_last_checkpoint_or_the_one_named(run: hp.Run) -> None:
     store = run.folder.maps()
-    for found, checkpoint in (
+    for maps_of, checkpoint in (
         (run.maps("gradcam"), "epoch02"),
         (run.maps("gradcam", "epoch01"), "epoch01"),
     ):
-        assert torch.equal(found.values, store.read(checkpoint, "gradcam").values)
+        assert torch.equal(maps_of.values, store.read(checkpoint, "gradcam").values)
     assert run.maps("gradcam", ids=["cat/000.png"]).ids == ("cat/000.png",)
     with pytest.raises(UnknownNameError, match="did you mean 'gradcam'"):
         run.maps("grad-cam")
@@ -323,7 +328,7 @@ def test_a_dict_runs_like_the_file_it_stands_for(
         hp.run({**tomllib.loads(study.read_text()), "methods": ["gradcan"]}, out="runs/other")
 
 
-def test_a_folder_without_a_run_or_maps_is_said_so(tmp_path: Path, run: hp.Run) -> None:
+def test_a_folder_without_a_run_or_maps_is_reported_so(tmp_path: Path, run: hp.Run) -> None:
     with pytest.raises(StoreError):
         hp.open_run(tmp_path)
     empty = RunFolder.create(tmp_path / "empty", run.folder.manifest)
@@ -348,8 +353,8 @@ def test_maps_show_small_pictures_and_their_names() -> None:
 def test_a_picture_in_a_notebook_is_the_map() -> None:
     values = torch.zeros(1, 32, 32)
     values[0, :16] = 1
-    (shown,) = html_of(hp.Maps("gradcam", values, (32, 32), torch.tensor([0]))).pictures
-    pixels = np.asarray(shown, dtype=int)
+    (picture,) = html_of(hp.Maps("gradcam", values, (32, 32), torch.tensor([0]))).pictures
+    pixels = np.asarray(picture, dtype=int)
     assert (pixels[:16] == pixels[0, 0]).all() and pixels[0, 0].sum() > 3 * pixels[31, 31].sum()
 
 
@@ -369,8 +374,8 @@ def test_c_scores_show_a_table() -> None:
 
 
 def test_verdicts_and_runs_show_what_they_say(run: hp.Run) -> None:
-    one = MethodAnswer(EVIL, "yes", note=EVIL)
-    texts = html_of(Verdict("epoch01", (one,), NetworkAnswer("undecided"))).texts
+    answer = MethodAnswer(EVIL, "yes", note=EVIL)
+    texts = html_of(Verdict("epoch01", (answer,), NetworkAnswer("undecided"))).texts
     assert texts[:2] == [HEADLINES["yes", "undecided"], f"{EVIL} follows the network."]
     assert texts[-3:] == [EVIL, "follows", EVIL]
     page = html_of(run)
@@ -406,8 +411,8 @@ def test_five_lines_run_in_an_empty_folder(snippet: str, tmp_path: Path) -> None
     imported = set(re.findall(r"\w+", re.sub(r" as \w+", "", lines[0].removeprefix("import "))))
     assert imported <= {"os", "torch", "torchvision", "heatproof"}
     last = lines[-1].partition(" = ")
-    code = "\n".join([*lines[:-1], f"shown = {last[2] if re.fullmatch(r'[a-z]+', last[0]) else lines[-1]}"])
-    code += "\nprint(len(shown._repr_html_()), type(shown).__name__)"
+    code = "\n".join([*lines[:-1], f"value = {last[2] if re.fullmatch(r'[a-z]+', last[0]) else lines[-1]}"])
+    code += "\nprint(len(value._repr_html_()), type(value).__name__)"
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], cwd=tmp_path, capture_output=True, text=True
     )
@@ -432,7 +437,7 @@ def test_the_package_says_that_it_is_typed() -> None:
     assert "Typing :: Typed" in project["project"]["classifiers"]
 
 
-def test_what_contributors_are_told_exists() -> None:
+def test_commands_and_files_for_contributors_exist() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     links = re.findall(r"\]\(([^)#]+)\)", text)
     named = re.findall(r"`((?:tests/|docs/|\w+/)?\w+(?:\.py|/))`", text)

@@ -37,7 +37,7 @@ def write_block(run: RunFolder, checkpoint: str, start: int, stop: int) -> None:
     ids = tuple(f"shelf/{i:05d}.png" for i in range(start, stop))
     labels = np.arange(start, stop) % 2
     guesses = np.where(np.arange(start, stop) % 10 == 0, 1 - labels, labels)
-    rows = []
+    rows: list[Score] = []
 
     def add(method: str, metric: str, values: np.ndarray) -> None:
         rows.extend(
@@ -66,10 +66,10 @@ def keep_pictures(run: RunFolder, ids: tuple[str, ...], start: int) -> dict[str,
     """Not by write_unit, which waits for the disk at every picture: equal ones are one file of many names.
 
     Returns what the seal says of each file."""
-    kept, sealed = run.pictures(), {}
-    kept.root.mkdir(exist_ok=True)
+    pictures, sealed = run.pictures(), {}
+    pictures.root.mkdir(exist_ok=True)
     for number, name in enumerate(ids, start):
-        first, path = kept.root / f"drawing-{number % DRAWINGS}", kept.root / f"{file_stem(name)}.png"
+        first, path = pictures.root / f"drawing-{number % DRAWINGS}", pictures.root / f"{file_stem(name)}.png"
         if not first.exists():
             first.write_bytes(encode(drawing(number % DRAWINGS))[0])
         if not path.exists():

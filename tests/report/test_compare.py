@@ -32,8 +32,8 @@ def heatproof(*arguments: str) -> Result:
 
 def later(metric: str, method: str, random: np.random.Generator) -> np.ndarray:
     """Grad-CAM's insertion falls, its deletion falls too, which is better; others stay, but for noise."""
-    found = good(metric, method, random) + np.random.default_rng(7).normal(0, 0.01, 100)
-    return found - 0.2 if method == "gradcam" else found
+    result = good(metric, method, random) + np.random.default_rng(7).normal(0, 0.01, 100)
+    return result - 0.2 if method == "gradcam" else result
 
 
 @pytest.fixture(scope="module")
@@ -60,14 +60,14 @@ def by_name(differences: tuple[Difference, ...], metric: str, method: str) -> Di
 
 
 def test_better_and_worse_follow_the_direction_of_each_number(runs: Path) -> None:
-    found = hp.compare(runs / "a", hp.open_run(runs / "b"))
-    fell = by_name(found.differences, "insertion", "gradcam")
+    result = hp.compare(runs / "a", hp.open_run(runs / "b"))
+    fell = by_name(result.differences, "insertion", "gradcam")
     assert fell.answer == "worse" and fell.paired and fell.n == (40, 40)
-    assert by_name(found.differences, "deletion", "gradcam").answer == "better"
-    assert by_name(found.differences, "cscore", "gradcam").answer == "better"
-    assert by_name(found.differences, "classified rightly", "").answer == "worse"
-    assert found.headline.startswith(
-        f"{len(found.by_answer('better'))} of {len(found.differences)} numbers became better"
+    assert by_name(result.differences, "deletion", "gradcam").answer == "better"
+    assert by_name(result.differences, "cscore", "gradcam").answer == "better"
+    assert by_name(result.differences, "classified rightly", "").answer == "worse"
+    assert result.headline.startswith(
+        f"{len(result.by_answer('better'))} of {len(result.differences)} numbers became better"
     )
 
 
@@ -80,10 +80,10 @@ def test_the_change_is_that_of_the_pairs_with_the_bootstrap_of_every_mean(runs: 
         columns.append(
             np.array([row["value"] for row in side.folder.scores().sql(f"{query} order by image")])
         )
-    found = by_name(hp.compare(*sides).differences, "insertion", "gradcam")
+    result = by_name(hp.compare(*sides).differences, "insertion", "gradcam")
     step = columns[1] - columns[0]
-    assert found.change == pytest.approx(step.mean())
-    assert (found.low, found.high) == pytest.approx(mean_interval(step))
+    assert result.change == pytest.approx(step.mean())
+    assert (result.low, result.high) == pytest.approx(mean_interval(step))
 
 
 def test_pictures_are_the_same_where_their_content_is(runs: Path, tmp_path: Path) -> None:
@@ -96,33 +96,38 @@ def test_pictures_are_the_same_where_their_content_is(runs: Path, tmp_path: Path
         record = {"images": [[row["image"], mark] for row in ids]}
         write_record(runs / name / "images.json", record)
     try:
-        found = compare_runs([runs / "a", runs / "b"])
+        result = compare_runs([runs / "a", runs / "b"])
     finally:
         for name in "ab":
             (runs / name / "images.json").unlink()
-    one = by_name(found.differences, "insertion", "gradcam")
-    assert found.same == {1: 0} and not one.paired and one.n == (40, 40) and one.answer == "worse"
+    difference = by_name(result.differences, "insertion", "gradcam")
+    assert (
+        result.same == {1: 0}
+        and not difference.paired
+        and difference.n == (40, 40)
+        and difference.answer == "worse"
+    )
     pairs = by_name(compare_runs([runs / "a", runs / "b"]).differences, "insertion", "layercam")
-    sample = by_name(found.differences, "insertion", "layercam")
+    sample = by_name(result.differences, "insertion", "layercam")
     assert sample.high - sample.low > pairs.high - pairs.low  # pairs know more
-    assert not found.moved
+    assert not result.moved
 
 
 def test_the_picture_whose_map_was_turned_moved_most(runs: Path) -> None:
-    found = compare_runs([runs / "a", runs / "b"])
-    assert [one.image for one in found.moved] == ["017.png"]
-    assert found.moved[0].methods[0][:2] == ("gradcam", "gradcam") and found.moved[0].methods[0][2] < -0.9
+    result = compare_runs([runs / "a", runs / "b"])
+    assert [image.image for image in result.moved] == ["017.png"]
+    assert result.moved[0].methods[0][:2] == ("gradcam", "gradcam") and result.moved[0].methods[0][2] < -0.9
 
 
 def test_sides_are_checkpoints_and_methods_too(runs: Path) -> None:
     a = runs / "a"
-    found = compare_runs([f"{a}@epoch01", f"{a}@epoch02"])
-    assert [side.name for side in found.sides] == ["epoch01", "epoch02"]
-    assert by_name(found.differences, "cscore", "gradcam").change == pytest.approx(0.1)
-    found = compare_runs([f"{a}@gradcam", f"{a}@layercam"])
-    assert {d.methods for d in found.differences if d.methods[0]} == {("gradcam", "layercam")}
-    assert found.moved and found.moved[0].methods[0][:2] == ("gradcam", "layercam")
-    assert found.sides[0].headline == "Undecided whether its maps follow the network"
+    result = compare_runs([f"{a}@epoch01", f"{a}@epoch02"])
+    assert [side.name for side in result.sides] == ["epoch01", "epoch02"]
+    assert by_name(result.differences, "cscore", "gradcam").change == pytest.approx(0.1)
+    result = compare_runs([f"{a}@gradcam", f"{a}@layercam"])
+    assert {d.methods for d in result.differences if d.methods[0]} == {("gradcam", "layercam")}
+    assert result.moved and result.moved[0].methods[0][:2] == ("gradcam", "layercam")
+    assert result.sides[0].headline == "Undecided whether its maps follow the network"
     floor = compare_runs([f"{a}@gradcam", f"{a}@random"]).sides[1]
     assert floor.headline == "A control, which does not use the network"
     with pytest.raises(InputError, match="no checkpoint or method 'gradcm'; did you mean 'gradcam'"):
@@ -143,11 +148,11 @@ def test_the_page_is_one_file_that_loads_nothing(runs: Path, tmp_path: Path) -> 
 
 
 def test_on_the_command_line(runs: Path, tmp_path: Path) -> None:
-    told = heatproof("compare", str(runs / "a"), str(runs / "b"), "--out", str(tmp_path / "c.html"))
-    assert told.exit_code == 0 and (tmp_path / "c.html").exists(), told.output
-    assert "worse" in told.output and "largest change of maps: 017.png" in told.output
-    told = heatproof("compare", str(runs / "a"), str(runs / "b"), "--json")
-    content = json.loads(told.output)
+    result = heatproof("compare", str(runs / "a"), str(runs / "b"), "--out", str(tmp_path / "c.html"))
+    assert result.exit_code == 0 and (tmp_path / "c.html").exists(), result.output
+    assert "worse" in result.output and "largest change of maps: 017.png" in result.output
+    result = heatproof("compare", str(runs / "a"), str(runs / "b"), "--json")
+    content = json.loads(result.output)
     assert [side["name"] for side in content["sides"]] == ["a", "b"]
     assert {d["answer"] for d in content["differences"]} == {"better", "worse", "unclear"}
     assert content["moved"][0]["image"] == "017.png" and math.isfinite(content["differences"][0]["change"])
@@ -168,13 +173,13 @@ def test_anyone_can_read_the_page_on_any_screen(runs: Path, tmp_path: Path) -> N
         for width, scheme in ((1280, "light"), (390, "dark")):
             size = {"width": width, "height": 900}
             tab = browser.new_page(viewport=size, color_scheme=scheme, bypass_csp=True)
-            asked: list[str] = []
-            tab.on("request", lambda request, asked=asked: asked.append(request.url[:60]))
+            requests: list[str] = []
+            tab.on("request", lambda request, requests=requests: requests.append(request.url[:60]))
             tab.goto(page.as_uri())
-            assert [url for url in asked if not url.startswith("data:")] == [page.as_uri()[:60]]
+            assert [url for url in requests if not url.startswith("data:")] == [page.as_uri()[:60]]
             assert tab.evaluate("document.documentElement.scrollWidth") <= width
-            found = axe.Axe().run(tab)
-            assert not found.response["violations"], found.generate_report()
+            result = axe.Axe().run(tab)
+            assert not result.response["violations"], result.generate_report()
         browser.close()
 
 

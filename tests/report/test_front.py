@@ -32,8 +32,8 @@ def test_pictures_are_spread_over_the_scores_with_two_wrong_answers(data: RunDat
     assert len(places) == len(set(places)) == 6
     assert [data.images.right[i] for i in places] == [True] * 4 + [False] * 2
     column = data.images.scores["insertion", "layercam"]
-    kept = data.folder.pictures()
-    usable = [i for i, name in enumerate(data.images.ids) if data.images.right[i] and kept.path(name)]
+    pictures = data.folder.pictures()
+    usable = [i for i, name in enumerate(data.images.ids) if data.images.right[i] and pictures.path(name)]
     assert len(usable) == 47, "one image was not kept"
     ranked = sorted(usable, key=lambda i: -column[i])
     assert places[0] == ranked[0] and places[3] == ranked[-1]
@@ -45,10 +45,10 @@ def test_each_picture_stands_beside_its_map_and_answer(data: RunData) -> None:
     front = front_images(data, judge(data), linked=True)
     assert front is not None and front.method == "gradcam" and front.title == "Six examples"
     assert "the most confident 2 wrong predictions; 60 images in all" in front.how_chosen
-    for one in front.images:
-        place = data.images.ids.index(one.record["id"])
-        assert one.score == pytest.approx(data.images.scores["insertion", "gradcam"][place])
-        assert one.image != one.maps["gradcam"] and one.wrong == (data.images.right[place] is False)
+    for image in front.images:
+        place = data.images.ids.index(image.record["id"])
+        assert image.score == pytest.approx(data.images.scores["insertion", "gradcam"][place])
+        assert image.image != image.maps["gradcam"] and image.wrong == (data.images.right[place] is False)
     html = str(front.__html__())
     assert html.count("✗ wrong") == 2 and html.count("<img") == 12 and html.count('href="#picture=') == 6
 
@@ -69,21 +69,21 @@ def verdict(*methods: MethodAnswer, **more: object) -> Verdict:
     return Verdict("epoch02", methods, **given)  # type: ignore[arg-type]
 
 
-def said(judged: Verdict) -> list[str]:
+def steps_of(judged: Verdict) -> list[str]:
     return [f"{step.text} {step.command}".strip() for step in next_steps(judged)]
 
 
 def test_steps_follow_from_what_was_decided() -> None:
-    mixed = said(verdict(MethodAnswer("a", "yes"), MethodAnswer("b", "no")))
+    mixed = steps_of(verdict(MethodAnswer("a", "yes"), MethodAnswer("b", "no")))
     assert "Show maps of a:" in mixed[0] and "Do not show maps of b." in mixed[0]
     assert any('gate RUN --rule "follows a"' in step for step in mixed)
-    nobody = said(verdict(MethodAnswer("a", "no"), MethodAnswer("b", "no")))
-    assert nobody[0] == NO_METHOD and not any("gate RUN" in step for step in nobody)
+    neither = steps_of(verdict(MethodAnswer("a", "no"), MethodAnswer("b", "no")))
+    assert neither[0] == NO_METHOD and not any("gate RUN" in step for step in neither)
 
 
 def test_what_is_undecided_becomes_a_step_for_each_reason() -> None:
     open_ones = [MethodAnswer(m, "undecided", note=note) for m, note in zip("abc", "xxy", strict=True)]
-    steps = said(verdict(*open_ones, notes=("the run is not complete",)))
+    steps = steps_of(verdict(*open_ones, notes=("the run is not complete",)))
     assert steps[0].endswith("the run is not complete.")
     assert steps[1:3] == ["To decide about a and b: x.", "To decide about c: y."]
     assert "Not asked." in steps
@@ -95,11 +95,11 @@ def test_a_network_that_looks_elsewhere_and_an_alarm_are_steps() -> None:
     alarms = [
         {"name": "collapse", "checkpoint": at, "sentence": f"At {at}."} for at in ("epoch01", "epoch02")
     ]
-    steps = said(verdict(MethodAnswer("a", "yes"), network=network, alarms=tuple(alarms)))
+    steps = steps_of(verdict(MethodAnswer("a", "yes"), network=network, alarms=tuple(alarms)))
     assert any("uses for cat" in step and "verdict RUN --album" in step for step in steps)
     assert "Check the training (collapse at epoch02): At epoch02." in steps
     assert not any("epoch01" in step for step in steps)
-    earlier = said(verdict(MethodAnswer("a", "yes"), alarms=tuple(alarms[:1])))
+    earlier = steps_of(verdict(MethodAnswer("a", "yes"), alarms=tuple(alarms[:1])))
     assert any("Keep this checkpoint" in step for step in earlier)
 
 
@@ -107,8 +107,8 @@ def test_both_questions_have_a_short_answer(data: RunData) -> None:
     def page(judged: Verdict) -> ReportPage:
         return read_report(data, judged, Section("pictures", "Pictures", missing="none"))
 
-    one = page(verdict(MethodAnswer("a", "yes"), MethodAnswer("b", "no")))
-    assert (one.followed, one.looked) == ("Yes: 1 of 2 methods", "Not tested")
+    front = page(verdict(MethodAnswer("a", "yes"), MethodAnswer("b", "no")))
+    assert (front.followed, front.looked) == ("Yes: 1 of 2 methods", "Not tested")
     there = Test("pointing", "peak", "yes", 0.4, 0.3, 0.5, 40)
     other = page(verdict(MethodAnswer("a", "undecided"), network=NetworkAnswer("yes", "yes", test=there)))
     assert (other.followed, other.looked) == ("Undecided for 1 method", "Yes (n = 40)")

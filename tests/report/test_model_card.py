@@ -43,16 +43,19 @@ def test_the_hub_reads_the_results(data: RunData, verdict: Verdict) -> None:
     hub = pytest.importorskip("huggingface_hub", reason=HUB)
     card = hub.ModelCard(card_markdown(data, verdict))
     assert card.data.model_name == "net <1>" and "heatproof" in card.data.tags
-    found = {(one.metric_type, (one.metric_args or {}).get("method")): one for one in card.data.eval_results}
-    assert found["follows", "gradcam"].metric_value == "yes"
-    assert found["follows", "lime(samples=9)"].metric_value == "no"
-    vote = found["specificity_weights", "gradcam"]
+    entries = {
+        (entry.metric_type, (entry.metric_args or {}).get("method")): entry
+        for entry in card.data.eval_results
+    }
+    assert entries["follows", "gradcam"].metric_value == "yes"
+    assert entries["follows", "lime(samples=9)"].metric_value == "no"
+    vote = entries["specificity_weights", "gradcam"]
     assert vote.metric_value == 0.4 and vote.metric_args == {
         "method": "gradcam", "n": 60, "low": 0.3, "high": 0.5,
     }  # fmt: skip
-    assert found["accuracy", None].metric_value == pytest.approx(0.8)
-    assert found["pointing", None].metric_value == pytest.approx(0.00001)
-    assert {one.task_type for one in card.data.eval_results} == {"image-classification"}
+    assert entries["accuracy", None].metric_value == pytest.approx(0.8)
+    assert entries["pointing", None].metric_value == pytest.approx(0.00001)
+    assert {entry.task_type for entry in card.data.eval_results} == {"image-classification"}
     again = hub.ModelCard(str(card))  # as the hub writes it
     assert len(again.data.eval_results) == len(card.data.eval_results)
     assert "Can the saliency maps of this model be trusted?" in card.text
@@ -74,7 +77,7 @@ def test_names_cannot_break_out_of_the_card(data: RunData, verdict: Verdict) -> 
 def test_a_run_without_votes_has_a_card_too(data: RunData) -> None:
     hub = pytest.importorskip("huggingface_hub", reason=HUB)
     read = hub.ModelCard(card_markdown(data, judge(data))).data.eval_results
-    assert [one.metric_value for one in read if one.metric_type == "follows"] == ["undecided"] * 3
+    assert [entry.metric_value for entry in read if entry.metric_type == "follows"] == ["undecided"] * 3
 
 
 def test_the_command_writes_its_card_and_no_foreign_card(
@@ -87,8 +90,8 @@ def test_the_command_writes_its_card_and_no_foreign_card(
     assert "model-index" in (run.path / "model-card.md").read_text()
     turned = ["--out", str(tmp_path / "r.html"), "--model-card", str(run.path)]  # the option takes RUN
     assert "model-card.md" in CliRunner().invoke(report_command, turned, catch_exceptions=False).output
-    nobody = CliRunner().invoke(report_command, ["--model-card", "--pdf"])
-    assert nobody.exit_code == 2 and "name the folder of a run" in nobody.output
+    refused = CliRunner().invoke(report_command, ["--model-card", "--pdf"])
+    assert refused.exit_code == 2 and "name the folder of a run" in refused.output
     (tmp_path / "README.md").write_text("# mine")
     with pytest.raises(StoreError, match="did not write; name another file"):
         write_model_card(data, judge(data), tmp_path / "README.md")

@@ -41,8 +41,8 @@ def test_an_overlay_is_a_blend_of_the_grey_picture_and_the_map() -> None:
     picture, heat = photo(), torch.rand(40, 60, generator=torch.Generator().manual_seed(0))
     grey = np.asarray(picture.convert("L"), dtype=np.float64)[..., None]
     expected = 0.3 * grey + 0.7 * colours(heat.numpy(), "viridis")
-    found = np.asarray(overlay(picture, heat, "viridis", 0.7), dtype=np.float64)
-    assert np.abs(found - expected).max() <= 1
+    drawn = np.asarray(overlay(picture, heat, "viridis", 0.7), dtype=np.float64)
+    assert np.abs(drawn - expected).max() <= 1
     assert np.array_equal(
         np.asarray(overlay(picture, heat, alpha=0.0)), np.asarray(picture.convert("L").convert("RGB"))
     )
@@ -114,8 +114,8 @@ def test_a_case_study_says_which_class_it_explains() -> None:
 def test_a_blank_map_marks_no_pixel_of_a_case_study() -> None:
     scored = LocaliseResults("last", (), (), 0.2, ("insertion", "deletion"))
     values = torch.stack([torch.zeros(5, 5), torch.full((5, 5), 0.7), torch.eye(5)])
-    kept = Studio(scored, *[None] * 4)._budget_masks(Maps("m", values, (5, 5), torch.zeros(3)))  # type: ignore[list-item]
-    assert kept.sum((1, 2)).tolist() == [0, 0, 5]
+    masks = Studio(scored, *[None] * 4)._budget_masks(Maps("m", values, (5, 5), torch.zeros(3)))  # type: ignore[list-item]
+    assert masks.sum((1, 2)).tolist() == [0, 0, 5]
 
 
 def test_a_long_heading_is_not_cut() -> None:

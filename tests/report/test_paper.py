@@ -51,13 +51,13 @@ def page(data: RunData) -> ReportPage:
 
 
 def text_of(path: Path) -> str:
-    told = subprocess.run(["pdftotext", path, "-"], capture_output=True, text=True, check=True).stdout
-    return " ".join(told.split())
+    output = subprocess.run(["pdftotext", path, "-"], capture_output=True, text=True, check=True).stdout
+    return " ".join(output.split())
 
 
 def pages_of(path: Path) -> int:
-    told = subprocess.run(["pdfinfo", path], capture_output=True, text=True, check=True).stdout
-    return int(re.findall(r"Pages:\s+(\d+)", told)[0])
+    output = subprocess.run(["pdfinfo", path], capture_output=True, text=True, check=True).stdout
+    return int(re.findall(r"Pages:\s+(\d+)", output)[0])
 
 
 def check_paper(path: Path, data: RunData, page: ReportPage) -> None:
@@ -209,8 +209,8 @@ def test_charts_images_and_long_names_stay_inside_the_page(tmp_path: Path) -> No
     text = typst_text(body, tmp_path / "a.pdf")
     assert "5" in text.split() and "no" not in text.split() and text.count("abcdefghij") == 9 * 6
     assert "Alike." in text and "map" in text.split()
-    told = subprocess.run(["pdftotext", "-bbox", tmp_path / "a.pdf", "-"], capture_output=True, text=True)
-    assert max(float(x) for x in re.findall(r'xMax="([\d.]+)"', told.stdout)) < 595 - 39
+    process = subprocess.run(["pdftotext", "-bbox", tmp_path / "a.pdf", "-"], capture_output=True, text=True)
+    assert max(float(x) for x in re.findall(r'xMax="([\d.]+)"', process.stdout)) < 595 - 39
 
 
 def test_paper_needs_a_folder(data: RunData, tmp_path: Path) -> None:

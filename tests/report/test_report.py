@@ -73,9 +73,9 @@ def page_of(data: RunData, most: int = 12, jet: bool = False) -> str:
 
 
 def embedded(text: str) -> Any:
-    found = re.search(r'id="data">(.*?)</script>', text, re.S)
-    assert found
-    return json.loads(found[1])
+    match = re.search(r'id="data">(.*?)</script>', text, re.S)
+    assert match
+    return json.loads(match[1])
 
 
 def test_a_real_run_becomes_one_file_that_loads_nothing(tmp_path: Path) -> None:
@@ -96,8 +96,10 @@ def test_a_real_run_becomes_one_file_that_loads_nothing(tmp_path: Path) -> None:
     assert inside - set(ids) <= pictures and len(inside & pictures) == 6
     assert UNDECIDED in page.text
     assert json.loads((tmp_path / "out" / "verdict.json").read_text())["headline"] in page.text
-    shown = embedded(text)["images"]
-    assert shown and all(image["picture"].startswith("data:image/") and all(image["maps"]) for image in shown)
+    images = embedded(text)["images"]
+    assert images and all(
+        image["picture"].startswith("data:image/") and all(image["maps"]) for image in images
+    )
 
 
 def test_cells_are_the_means_of_the_rows(run: RunFolder, data: RunData) -> None:
@@ -169,8 +171,8 @@ def test_the_policy_allows_this_script_only(data: RunData) -> None:
 
 def test_best_floors_and_counts_are_marked(tmp_path: Path) -> None:
     def values(metric: str, method: str, random: np.random.Generator) -> np.ndarray:
-        found = good(metric, method, random)
-        return found - 0.5 if (metric, method) == ("insertion", "layercam") else found
+        result = good(metric, method, random)
+        return result - 0.5 if (metric, method) == ("insertion", "layercam") else result
 
     data = read_run(make_run(tmp_path / "run", values))
     text = str(scores(data).body)
@@ -186,8 +188,8 @@ def test_best_floors_and_counts_are_marked(tmp_path: Path) -> None:
     }
     marked = [method for method, cell in cells.items() if "★" in cell]
     assert len(marked) == 1 and marked[0] != "layercam"
-    said = re.sub(r"<.*?>", "", cells["layercam"])
-    assert "not above random, edges" in said.replace("edges, random", "random, edges")
+    cell_text = re.sub(r"<.*?>", "", cells["layercam"])
+    assert "not above random, edges" in cell_text.replace("edges, random", "random, edges")
     lines = [re.findall(r"--f:([\d.]+)", cell) for cell in cells.values()]
     assert len(lines[0]) == 2 and lines.count(lines[0]) == len(lines), "one scale, so the floors stand still"
 
@@ -227,10 +229,10 @@ def test_a_score_of_no_image_is_not_drawn(tmp_path: Path) -> None:
 
 def test_an_alarm_about_no_score_has_no_dot() -> None:
     ends = [(0.0, "a"), (1.0, "b")]
-    shown, undefined = (
+    defined, undefined = (
         Markup(LinePanel("t", [], ends, marks=[Mark((0.0, y), "1", "says")])) for y in (0.5, float("nan"))
     )
-    assert "<circle" in shown and "<circle" not in undefined and "▲1" in undefined
+    assert "<circle" in defined and "<circle" not in undefined and "▲1" in undefined
 
 
 def test_every_picture_says_which_class_its_map_explains(data: RunData) -> None:
@@ -247,7 +249,7 @@ def test_every_picture_says_which_class_its_map_explains(data: RunData) -> None:
     assert [row["explained"] for row in rows] == [row["class"] for row in rows]
 
 
-def test_an_alarm_is_said_and_marked_on_its_chart(tmp_path: Path) -> None:
+def test_an_alarm_is_reported_and_marked_on_its_chart(tmp_path: Path) -> None:
     data = read_run(make_run(tmp_path / "run", cscores=(0.6, 0.01)))
     assert {alarm.method for alarm in data.alarms} == {"gradcam", "layercam", "lime(samples=9)"}
     text = page_of(data)
@@ -261,22 +263,22 @@ def test_an_alarm_is_said_and_marked_on_its_chart(tmp_path: Path) -> None:
 def test_the_gallery_holds_the_best_the_worst_and_the_disputed(run: RunFolder, data: RunData) -> None:
     real = ["gradcam", "layercam", "lime(samples=9)"]
     merit = np.mean([data.images.scores["insertion", m] for m in real], axis=0)
-    found = gallery(data, most=12)
+    content = gallery(data, most=12)
     by: dict[str, list[dict[str, Any]]] = {}
-    for key in found["groups"]:
-        own = [image for image in found["images"] if key in image["groups"]]
+    for key in content["groups"]:
+        own = [image for image in content["images"] if key in image["groups"]]
         by[key] = sorted(own, key=lambda image: image["groups"][key])
     order = np.argsort(-merit)
     assert [im["id"] for im in by["best"]] == [data.images.ids[i] for i in order[:4]]
     assert [im["id"] for im in by["worst"]] == [data.images.ids[i] for i in order[::-1][:4]]
-    assert len(found["images"]) <= 12 and len(by["disputed"]) == 4
+    assert len(content["images"]) <= 12 and len(by["disputed"]) == 4
     least = [im["agreement"] for im in by["disputed"]]
     assert least == sorted(least) and max(least) <= min(
         im["agreement"] for im in by["best"] if im not in by["disputed"]
     )
-    one = found["images"][0]
-    place = data.images.ids.index(one["id"])
-    assert one["scores"]["insertion"][1] == pytest.approx(
+    first = content["images"][0]
+    place = data.images.ids.index(first["id"])
+    assert first["scores"]["insertion"][1] == pytest.approx(
         data.images.scores["insertion", "layercam"][place], abs=1e-6
     )
 
@@ -311,9 +313,9 @@ def test_the_page_lists_every_version_that_made_a_part(tmp_path: Path) -> None:
     text = seal.read_text()
     version = re.search(r'"heatproof": ?"([^"]+)"', text)
     assert version is not None
-    one = page_of(read_run(RunFolder.open(folder)))
+    page = page_of(read_run(RunFolder.open(folder)))
     assert re.search(
-        rf"<dt>Computed by</dt><dd>[^<]*heatproof {re.escape(version[1])}[^<]*: \d+ parts?</dd>", one
+        rf"<dt>Computed by</dt><dd>[^<]*heatproof {re.escape(version[1])}[^<]*: \d+ parts?</dd>", page
     )
 
 
@@ -322,7 +324,7 @@ def test_jet_only_on_request(data: RunData) -> None:
     assert "jet" in embedded(page_of(data, jet=True))["colours"]
 
 
-def test_unknown_metrics_and_missing_parts_are_said(tmp_path: Path) -> None:
+def test_unknown_metrics_and_missing_parts_are_reported(tmp_path: Path) -> None:
     extra = [("<my> metric", m, 3.0 + i) for i, m in enumerate(METHODS)]
     data = read_run(make_run(tmp_path / "run", extra=extra, maps=False))
     text = page_of(data)
@@ -347,7 +349,7 @@ def test_definitions_name_direction_bounds_and_paper(data: RunData) -> None:
     assert references()["achanta2012slic"].text.startswith("Achanta et al. (2012). SLIC Superpixels")
 
 
-def test_bad_requests_are_one_sentence(tmp_path: Path, data: RunData) -> None:
+def test_bad_requests_raise_a_clear_error(tmp_path: Path, data: RunData) -> None:
     with pytest.raises(StoreError, match="is not a run folder"):
         CliRunner().invoke(report_command, [str(tmp_path)], catch_exceptions=False)
     with pytest.raises(StoreError, match="does not exist; create it first"):

@@ -48,12 +48,12 @@ class Visit:
     def __init__(self, browser: Any, report: Path, width: int = 1440, scheme: str = "light") -> None:
         self.page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
         self.page.set_default_timeout(8_000)
-        self.said: list[str] = []
-        self.asked: list[str] = []
-        self.page.on("console", lambda message: self.said.append(message.text))
-        self.page.on("pageerror", lambda error: self.said.append(str(error)))
-        self.page.on("dialog", lambda dialog: (self.said.append(dialog.message), dialog.dismiss()))
-        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.messages: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("console", lambda message: self.messages.append(message.text))
+        self.page.on("pageerror", lambda error: self.messages.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self.messages.append(dialog.message), dialog.dismiss()))
+        self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.goto(report.as_uri())
         self.page.wait_for_selector("#gallery .card canvas")
 
@@ -72,16 +72,16 @@ class Visit:
 def visit(browser: Any, report: Path) -> Iterator[Visit]:
     visit = Visit(browser, report)
     yield visit
-    assert visit.said == [], "the page must have nothing to say on the console"
+    assert visit.messages == [], "the page must have nothing to say on the console"
     visit.page.close()
 
 
 def test_it_loads_alone_and_runs_nothing_foreign(visit: Visit, report: Path) -> None:
     page = visit.page
     page.get_by_role("radio", name="All").check()
-    shown = visit.ids()
-    assert set(EVIL) <= set(shown)
-    assert [url for url in visit.asked if not url.startswith("data:")] == [report.as_uri()]
+    ids = visit.ids()
+    assert set(EVIL) <= set(ids)
+    assert [url for url in visit.requests if not url.startswith("data:")] == [report.as_uri()]
     assert page.evaluate("window.hacked") is None
     assert page.locator("#gallery img").count() > 0
     loaded = page.evaluate("[...document.querySelectorAll('#gallery img')].every(i => i.naturalWidth > 0)")
@@ -170,18 +170,18 @@ def test_what_is_shown_stands_in_the_address(visit: Visit, browser: Any, report:
     visit.choose("Method", "1")
     visit.choose("Answer", "wrong")
     assert page.url.endswith("#show=worst&method=layercam&answer=wrong")
-    shown = visit.ids()
+    ids = visit.ids()
     page.locator("#gallery .frame").first.click()
     dialog = page.locator("dialog[open]")
-    assert dialog.locator("h3").inner_text() == shown[0] and "picture=" in page.url
+    assert dialog.locator("h3").inner_text() == ids[0] and "picture=" in page.url
     again = Visit(browser, report)
     again.page.goto(page.url)
     again.page.wait_for_selector("dialog[open]")
-    assert again.ids() == shown and again.page.locator("dialog h3").inner_text() == shown[0]
+    assert again.ids() == ids and again.page.locator("dialog h3").inner_text() == ids[0]
     again.page.close()
     page.go_back()
     page.wait_for_selector("dialog", state="detached")
-    assert visit.ids() == shown and page.url.endswith("answer=wrong")
+    assert visit.ids() == ids and page.url.endswith("answer=wrong")
     page.get_by_role("radio", name="Best").check()
     visit.choose("Method", "0")
     visit.choose("Answer", "all")
@@ -213,9 +213,9 @@ def test_a_wrong_answer_shows_maps_of_both_classes(visit: Visit) -> None:
     page.evaluate(
         """() => {
         const set = JSON.parse(document.getElementById("data").textContent);
-        const one = set.images.find((image) => image.right === false);
-        one.instead = one.maps.map((map, i) => (set.methods[i].floor ? null : { ...map }));
-        set.images = [one];
+        const image = set.images.find((other) => other.right === false);
+        image.instead = image.maps.map((map, i) => (set.methods[i].floor ? null : { ...map }));
+        set.images = [image];
         const root = document.createElement("div");
         root.id = "both";
         document.body.append(root);
@@ -251,12 +251,12 @@ def test_the_score_tables_fit_and_their_heads_stay(browser: Any, report: Path) -
 
 OVERFLOWING = """() => {
     document.querySelectorAll('details').forEach(d => { d.open = true });
-    const box = e => e.getBoundingClientRect(), found = [];
+    const box = e => e.getBoundingClientRect(), outside = [];
     for (const e of document.querySelectorAll('details > *, section > *'))
-        if (box(e).right > box(e.parentElement).right + 1) found.push(e.outerHTML.slice(0, 80));
+        if (box(e).right > box(e.parentElement).right + 1) outside.push(e.outerHTML.slice(0, 80));
     for (const e of document.querySelectorAll('svg.chart text'))
-        if (box(e).left < box(e.closest('svg')).left - 1) found.push(e.textContent);
-    return found; }"""
+        if (box(e).left < box(e.closest('svg')).left - 1) outside.push(e.textContent);
+    return outside; }"""
 
 
 @pytest.mark.parametrize("width", [320, 390, 768, 1280])
@@ -302,8 +302,8 @@ def test_axe_finds_nothing_serious(browser: Any, report: Path, scheme: str, widt
     for dialog in (False, True):
         if dialog:
             visit.page.locator(".card button").first.click()
-        found = axe.Axe().run(visit.page).response["violations"]
-        serious = [(v["id"], v["nodes"][0]["html"]) for v in found if v["impact"] in ("serious", "critical")]
+        result = axe.Axe().run(visit.page).response["violations"]
+        serious = [(v["id"], v["nodes"][0]["html"]) for v in result if v["impact"] in ("serious", "critical")]
         assert serious == []
     visit.page.close()
 
@@ -318,5 +318,5 @@ def test_it_fits_a_phone_and_prints(browser: Any, report: Path) -> None:
     assert pdf.startswith(b"%PDF") and len(pdf) > 20_000
     page.emulate_media(media="print")
     assert not page.locator(".controls").is_visible() and page.locator(".verdict h1").is_visible()
-    assert visit.said == []
+    assert visit.messages == []
     page.close()

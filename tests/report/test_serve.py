@@ -64,7 +64,7 @@ def ask(
     return reply.status, reply.headers, content
 
 
-def found(server: Server, path: str, **query: Any) -> Any:
+def answer(server: Server, path: str, **query: Any) -> Any:
     status, _, content = ask(server, path, **query)
     assert status == 200, content
     return json.loads(content)
@@ -74,13 +74,13 @@ def found(server: Server, path: str, **query: Any) -> Any:
 
 
 def test_state_counts_what_is_there(server: Server, run: RunFolder) -> None:
-    state = found(server, "/state")
+    state = answer(server, "/state")
     rows = run.scores().sql("select count(*) as n from scores")[0]["n"]
     assert (state["units"], state["rows"]) == (2, rows) and state["idle"] >= 0
 
 
 def test_choices_are_those_of_the_run(server: Server) -> None:
-    choices = found(server, "/choices")
+    choices = answer(server, "/choices")
     assert [method["name"] for method in choices["methods"]] == list(METHODS)
     assert choices["checkpoints"] == ["epoch01", "epoch02"] and choices["checkpoint"] == "epoch02"
     assert [each["name"] for each in choices["classes"]] == list(CLASSES)
@@ -88,17 +88,17 @@ def test_choices_are_those_of_the_run(server: Server) -> None:
 
 
 def every(server: Server, **query: Any) -> list[dict[str, Any]]:
-    pages = found(server, "/images", **query)["pages"]
+    pages = answer(server, "/images", **query)["pages"]
     return [
-        image for p in range(1, pages + 1) for image in found(server, "/images", page=p, **query)["images"]
+        image for p in range(1, pages + 1) for image in answer(server, "/images", page=p, **query)["images"]
     ]
 
 
 def test_images_come_in_pages_and_none_twice(server: Server, run: RunFolder) -> None:
-    first = found(server, "/images")
+    first = answer(server, "/images")
     assert (first["total"], first["of"], first["pages"], len(first["images"])) == (90, 90, 2, PER_PAGE)
     assert [image["id"] for image in every(server)] == read_run(run).images.ids
-    assert found(server, "/images", page=99)["page"] == 2
+    assert answer(server, "/images", page=99)["page"] == 2
 
 
 def test_filters_agree_with_the_rows(server: Server, run: RunFolder) -> None:
@@ -111,7 +111,7 @@ def test_filters_agree_with_the_rows(server: Server, run: RunFolder) -> None:
     both = every(server, **{"class": 1, "answer": "wrong"})
     assert {image["id"] for image in both} == dogs & wrong and both
     assert {image["id"] for image in every(server, search="WINDOW.HACKED")} == {EVIL[k] for k in (0, 1, 2, 5)}
-    assert found(server, "/images", search="no such name")["total"] == 0
+    assert answer(server, "/images", search="no such name")["total"] == 0
 
 
 @pytest.mark.parametrize(("metric", "order"), [("insertion", "up"), ("deletion", "down")])
@@ -144,16 +144,16 @@ def test_what_is_not_defined_comes_last_either_way(tmp_path: Path) -> None:
 def test_means_are_over_what_is_shown(server: Server, run: RunFolder) -> None:
     data = read_run(run)
     column, right = data.images.scores["insertion", "gradcam"], np.array(data.images.right)
-    means = found(server, "/images", method="gradcam", answer="wrong")["means"]["insertion"]
+    means = answer(server, "/images", method="gradcam", answer="wrong")["means"]["insertion"]
     assert means == pytest.approx([column[~right].mean(), column.mean()], abs=1e-5)
 
 
 def test_maps_and_pictures_are_those_of_the_store(server: Server, run: RunFolder) -> None:
     data = read_run(run)
     ids = data.images.ids[:4]
-    got = found(server, "/maps", method="layercam", keys=",".join(map(key_of, ids)))
+    got = answer(server, "/maps", method="layercam", keys=",".join(map(key_of, ids)))
     assert got == {key_of(name): each for name, each in packed_maps(data, "layercam", ids).items()}
-    early = found(server, "/maps", method="layercam", checkpoint="epoch01", keys=key_of(ids[0]))
+    early = answer(server, "/maps", method="layercam", checkpoint="epoch01", keys=key_of(ids[0]))
     assert early[key_of(ids[0])]["data"] == got[key_of(ids[0])]["data"]  # the same drawing at both
     status, headers, content = ask(server, f"/picture/{key_of(ids[0])}")
     assert (
@@ -163,22 +163,22 @@ def test_maps_and_pictures_are_those_of_the_store(server: Server, run: RunFolder
 
 def test_the_other_checkpoint_goes_beside(server: Server, run: RunFolder) -> None:
     early = read_run(run, checkpoint="epoch01")
-    image = found(server, "/images", beside="epoch01")["images"][3]
+    image = answer(server, "/images", beside="epoch01")["images"][3]
     place = early.images.ids.index(image["id"])
     assert image["beside"]["insertion"][0] == pytest.approx(
         early.images.scores["insertion", "gradcam"][place]
     )
-    alone = found(server, "/image", key=image["key"], checkpoint="epoch01")
-    assert alone["scores"] == image["beside"] and "beside" not in found(server, "/images")["images"][3]
+    alone = answer(server, "/image", key=image["key"], checkpoint="epoch01")
+    assert alone["scores"] == image["beside"] and "beside" not in answer(server, "/images")["images"][3]
 
 
 def test_csv_holds_all_that_is_chosen(server: Server, run: RunFolder) -> None:
     status, headers, content = ask(server, "/rows.csv", sort="insertion", order="down", answer="right")
     rows = list(csv.DictReader(io.StringIO(content.decode("utf-8-sig"))))
-    shown = every(server, sort="insertion", order="down", answer="right")
+    images = every(server, sort="insertion", order="down", answer="right")
     assert status == 200 and "attachment" in headers["Content-Disposition"] and len(rows) == 72
-    assert [row["image"] for row in rows] == [image["id"] for image in shown]
-    assert float(rows[0]["insertion"]) == pytest.approx(shown[0]["scores"]["insertion"][0], abs=1e-6)
+    assert [row["image"] for row in rows] == [image["id"] for image in images]
+    assert float(rows[0]["insertion"]) == pytest.approx(images[0]["scores"]["insertion"][0], abs=1e-6)
     assert {row["class"] for row in rows} == set(CLASSES) and {row["method"] for row in rows} == {"gradcam"}
 
 
@@ -194,12 +194,12 @@ def test_csv_never_becomes_a_formula(tmp_path: Path) -> None:
 
 
 def test_the_report_is_the_report(server: Server) -> None:
-    report = found(server, "/report")
+    report = answer(server, "/report")
     assert 'class="scores"' in report["sections"] and 'class="chart"' in report["sections"]
     text = "".join(report.values())
     assert "<script" not in text and "onerror=" not in text and '<b>"bold"' not in text
     assert "cat &lt;b&gt;" in text and "net &lt;1&gt;" in text
-    assert found(server, "/report", checkpoint="epoch01")["head"] != report["head"]
+    assert answer(server, "/report", checkpoint="epoch01")["head"] != report["head"]
 
 
 # --- growing ------------------------------------------------------------------------------------------------
@@ -209,14 +209,14 @@ def test_a_run_without_rows_waits_for_them(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("heatproof.report.live.PATIENCE", (0.0, 0.0))
     run = RunFolder.create(tmp_path / "run", Manifest.collect({"methods": ["gradcam"]}))
     with serving(run.path) as server:
-        assert (waiting := found(server, "/state"))["units"] == 0
+        assert (waiting := answer(server, "/state"))["units"] == 0
         status, _, content = ask(server, "/images")
         assert status == 503 and b"waiting for the first unit" in content and ask(server, "/")[0] == 200
         for k in range(2):
             row = Score("net", "last", f"{k}.png", 0, 0, "gradcam", "insertion", 0.5)
             run.write_unit(Unit("last", (k, k + 1), ("gradcam",), ("insertion",)), [row])
-            state = found(server, "/state")
-            assert (state["units"], found(server, "/images")["of"]) == (k + 1, k + 1)
+            state = answer(server, "/state")
+            assert (state["units"], answer(server, "/images")["of"]) == (k + 1, k + 1)
             assert state["version"] != waiting["version"]
 
 
@@ -417,7 +417,7 @@ def test_a_taken_port_names_a_free_one(server: Server, run: RunFolder) -> None:
         trial.bind(("127.0.0.1", free))
 
 
-def test_no_run_and_no_host_are_one_sentence(tmp_path: Path, run: RunFolder) -> None:
+def test_no_run_and_no_host_raise_a_clear_error(tmp_path: Path, run: RunFolder) -> None:
     with pytest.raises(StoreError, match="is not a run folder"):
         Server(tmp_path)
     with pytest.raises(InputError, match="cannot resolve the host"):

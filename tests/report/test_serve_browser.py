@@ -65,12 +65,12 @@ class Visit:
         )
         self.page = self.context.new_page()
         self.page.set_default_timeout(15_000)
-        self.said: list[str] = []
-        self.asked: list[str] = []
-        self.page.on("console", lambda message: self.said.append(message.text))
-        self.page.on("pageerror", lambda error: self.said.append(str(error)))
-        self.page.on("dialog", lambda dialog: (self.said.append(dialog.message), dialog.dismiss()))
-        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.messages: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("console", lambda message: self.messages.append(message.text))
+        self.page.on("pageerror", lambda error: self.messages.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self.messages.append(dialog.message), dialog.dismiss()))
+        self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.goto(server.address)
 
     def ready(self) -> Visit:
@@ -101,8 +101,8 @@ class Visit:
 def visit(browser: Any, server: Server) -> Iterator[Visit]:
     visit = Visit(browser, server).ready()
     yield visit
-    assert visit.said == [], "the page must have nothing to say on the console"
-    outside = [url for url in visit.asked if not url.startswith((server.address, "data:", "blob:"))]
+    assert visit.messages == [], "the page must have nothing to say on the console"
+    outside = [url for url in visit.requests if not url.startswith((server.address, "data:", "blob:"))]
     assert outside == [], "the page must ask nobody else"
     visit.context.close()
 
@@ -131,13 +131,13 @@ def test_ten_thousand_images_without_a_pause(browser: Any, server: Server) -> No
     first = visit.page.evaluate(paint)[0]
     visit.ready()
     assert visit.status().startswith("10,000 of 10,000 images, 1 to 60 shown")
-    pictures = {url for url in visit.asked if "/picture/" in url}
+    pictures = {url for url in visit.requests if "/picture/" in url}
     assert visit.page.locator(".card").count() == 60 and 0 < len(pictures) < 60, (
         "only what is in view is fetched"
     )
     visit.page.locator(".pager").scroll_into_view_if_needed()
     visit.page.wait_for_function("() => document.querySelectorAll('.card canvas').length > 20")
-    assert {url for url in visit.asked if "/picture/" in url} > pictures
+    assert {url for url in visit.requests if "/picture/" in url} > pictures
     steps = [
         ("Answer", "wrong"), ("True class", "1"), ("Answer", ""), ("True class", ""), ("Order", "up"),
         ("Sort by", "deletion"), ("Answer", "right"),
@@ -149,7 +149,7 @@ def test_ten_thousand_images_without_a_pause(browser: Any, server: Server) -> No
     print(f"first paint {first:.0f} ms; filters {[round(t) for t in taken]} ms")
     assert first < 2000
     assert statistics.median(taken) < 200, taken
-    assert visit.said == []
+    assert visit.messages == []
     visit.context.close()
 
 

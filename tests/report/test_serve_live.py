@@ -44,7 +44,9 @@ def test_names_from_outside_are_shown_and_never_run(browser: Any, evil: Server) 
     page.get_by_label("Name contains").fill(EVIL[0])
     page.wait_for_function("() => document.querySelectorAll('.card').length === 2")
     assert (
-        set(visit.ids()) == {EVIL[0], EVIL[2]} and page.evaluate("window.hacked") is None and visit.said == []
+        set(visit.ids()) == {EVIL[0], EVIL[2]}
+        and page.evaluate("window.hacked") is None
+        and visit.messages == []
     )
     visit.context.close()
 
@@ -67,8 +69,8 @@ def test_axe_finds_nothing_serious(browser: Any, evil: Server, scheme: str, widt
         if dialog:
             page.locator(".card button").first.click()
             page.wait_for_selector("dialog tbody tr")
-        found = axe.Axe().run(page).response["violations"]
-        serious = [(v["id"], v["nodes"][0]["html"]) for v in found if v["impact"] in ("serious", "critical")]
+        result = axe.Axe().run(page).response["violations"]
+        serious = [(v["id"], v["nodes"][0]["html"]) for v in result if v["impact"] in ("serious", "critical")]
         assert serious == []
     context.close()
 
@@ -81,7 +83,7 @@ def test_an_empty_run_waits(browser: Any, tmp_path: Path) -> None:
     for server in served(run.path):
         visit = Visit(browser, server)
         visit.page.get_by_role("heading", name="Waiting for the first unit").wait_for()
-        assert visit.said == []
+        assert visit.messages == []
         visit.context.close()
 
 
@@ -118,7 +120,7 @@ RunFolder.write_unit = wait
             page.wait_for_function("() => document.querySelector('#live').textContent.includes('5 units')")
             assert page.evaluate("window.here.isConnected"), "what was there stays, nothing is loaded again"
             assert page.locator("#rest-here details[open]").count() == 1, "what is open stays open"
-            assert process.wait(60) == 0 and visit.said == []
+            assert process.wait(60) == 0 and visit.messages == []
             visit.context.close()
     finally:
         process.kill()

@@ -64,57 +64,59 @@ def member(seed: int, follower: float = 0.5, control: float = 0.0) -> dict[str, 
     return {"member": about, "holds": True, "flips": [1.0, 0.0], "contrast": truth, "tests": tests}
 
 
-def write(folder: Path, *found: dict[str, Any]) -> Path:
+def write(folder: Path, *members: dict[str, Any]) -> Path:
     (folder / "members").mkdir(parents=True)
-    for i, one in enumerate(found):
-        (folder / "members" / f"{i}.json").write_text(json.dumps(one))
+    for i, content in enumerate(members):
+        (folder / "members" / f"{i}.json").write_text(json.dumps(content))
     return folder
 
 
-def test_clear_cut_networks_are_told_apart_without_an_error() -> None:
-    found = calibrate([member(seed) for seed in range(6)])
-    assert found.clean == [OTHER]
-    for lot in (CHOSE, OTHER):
-        told = found.rates(lot)
-        assert (told.false_alarm.share, told.miss.share, told.networks) == (0, 0, 6)
-        assert told.false_alarm.n == 2 * 6 and told.miss.n == len(CONTROLS) * 6
+def test_clear_cut_networks_are_judged_without_an_error() -> None:
+    calibration = calibrate([member(seed) for seed in range(6)])
+    assert calibration.clean == [OTHER]
+    for group in (CHOSE, OTHER):
+        rates = calibration.rates(group)
+        assert (rates.false_alarm.share, rates.miss.share, rates.networks) == (0, 0, 6)
+        assert rates.false_alarm.n == 2 * 6 and rates.miss.n == len(CONTROLS) * 6
     assert separation([member(1)])["specificity_place"][0] == 1
 
 
 def test_where_controls_look_like_methods_that_follow_they_are_missed() -> None:
-    found = calibrate([member(seed, control=0.5) for seed in range(4)])
-    assert found.rates(OTHER).miss.share > 0.9
+    calibration = calibrate([member(seed, control=0.5) for seed in range(4)])
+    assert calibration.rates(OTHER).miss.share > 0.9
 
 
 def test_pairs_measured_since_choose_nothing_and_are_counted_apart() -> None:
     first = [member(seed) for seed in range(4)]
     since = [member(seed, control=0.5) for seed in range(10, 13)]
-    found = calibrate(since, first)
-    assert found.rule == calibrate(first).rule and found.clean == [OTHER, SINCE]
-    assert found.rates(OTHER).miss.share == 0 and found.rates(SINCE).miss.share > 0.9
-    made = found.as_json({})
+    calibration = calibrate(since, first)
+    assert calibration.rule == calibrate(first).rule and calibration.clean == [OTHER, SINCE]
+    assert calibration.rates(OTHER).miss.share == 0 and calibration.rates(SINCE).miss.share > 0.9
+    made = calibration.as_json({})
     assert made["made_by"] == (
         "python -m research.calibration --data DATA --methods gradcam,layercam,poor "
         "--only-voting --earlier EARLIER"
     )
     assert made["rates"]["networks"] == 2 * (2 + 3) and made["population"]["pairs"] == 7
-    assert made["rates"]["miss"]["n"] == sum(made["rates_by_lot"][lot]["miss"]["n"] for lot in found.clean)
-    assert {row["lot"] for row in found.rows()} == {CHOSE, OTHER, SINCE}
+    assert made["rates"]["miss"]["n"] == sum(
+        made["rates_by_lot"][group]["miss"]["n"] for group in calibration.clean
+    )
+    assert {row["lot"] for row in calibration.rows()} == {CHOSE, OTHER, SINCE}
 
 
 def test_raw_numbers_give_the_same_rates_and_those_of_other_summaries() -> None:
     measured = [member(seed) for seed in range(4)]
     rule = calibrate(measured).rule
     assert by_other_shadows(measured, rule) == {}  # they kept no raw numbers
-    for one in measured:
-        for tests in one["tests"].values():
-            for found in tests.values():
-                weights = np.array(found["specificity_weights"])
-                found["gain"] = weights.tolist()
-                found |= {"gain_untrained_0": [0.0] * 60, "gain_untrained_1": [-9.0] * 60}
-    found = by_other_shadows(measured, rule)
-    assert found["largest"] == rates(measured, rule) and found["largest"].miss.share == 0
-    assert found["mean"].miss.share > found["largest"].miss.share  # lower shadows are passed more easily
+    for measurement in measured:
+        for tests in measurement["tests"].values():
+            for values in tests.values():
+                weights = np.array(values["specificity_weights"])
+                values["gain"] = weights.tolist()
+                values |= {"gain_untrained_0": [0.0] * 60, "gain_untrained_1": [-9.0] * 60}
+    values = by_other_shadows(measured, rule)
+    assert values["largest"] == rates(measured, rule) and values["largest"].miss.share == 0
+    assert values["mean"].miss.share > values["largest"].miss.share  # lower shadows are passed more easily
     assert calibrate(measured).shadow == "largest"  # by which no control is missed
 
 
@@ -140,9 +142,9 @@ def test_too_few_pairs_are_refused(tmp_path: Path) -> None:
 
 def test_the_command_judges_what_was_measured(tmp_path: Path) -> None:
     folder = write(tmp_path / "c", *(member(seed) for seed in range(4)))
-    told = CliRunner().invoke(calibrate_command, ["--out", str(folder), "--only-judge"])
-    assert told.exit_code == 0, told.output
-    assert "false alarm" in told.output
+    result = CliRunner().invoke(calibrate_command, ["--out", str(folder), "--only-judge"])
+    assert result.exit_code == 0, result.output
+    assert "false alarm" in result.output
     made = json.loads((folder / "rates.json").read_text())
     assert made["schema"] == 1 and made["population"]["pairs"] == 4
     with (folder / "judged.csv").open(newline="") as file:
@@ -150,8 +152,8 @@ def test_the_command_judges_what_was_measured(tmp_path: Path) -> None:
 
 
 def test_no_worker_is_refused(tmp_path: Path) -> None:
-    told = CliRunner().invoke(calibrate_command, ["--out", str(tmp_path), "--workers", "0"])
-    assert told.exit_code == 2 and "at least 1; got 0" in told.output
+    result = CliRunner().invoke(calibrate_command, ["--out", str(tmp_path), "--workers", "0"])
+    assert result.exit_code == 2 and "at least 1; got 0" in result.output
 
 
 HOLD = """
@@ -166,17 +168,17 @@ with sole(Path(sys.argv[1])) as mine:
 
 def test_a_member_that_is_being_measured_is_left_alone_until_its_process_dies(tmp_path: Path) -> None:
     wanted = Measuring(tmp_path, None)
-    one = Member("xrays", "tiny", "tag", 1.0, 0)
-    lock = wanted.file(one).with_suffix(".lock")
+    first = Member("xrays", "tiny", "tag", 1.0, 0)
+    lock = wanted.file(first).with_suffix(".lock")
     holder = subprocess.Popen([sys.executable, "-c", HOLD, lock], stdout=subprocess.PIPE, text=True)
     try:
         assert holder.stdout is not None and holder.stdout.readline() == "True\n"
-        assert measure(one, wanted) == f"{one.name}: {ELSEWHERE}"
+        assert measure(first, wanted) == f"{first.name}: {ELSEWHERE}"
     finally:
         holder.kill()
         holder.communicate()
     assert lock.exists()  # left behind, and no claim any more
-    assert "left out: xrays-tiny-tag-100-0 needs real pictures" in measure(one, wanted)
+    assert "left out: xrays-tiny-tag-100-0 needs real pictures" in measure(first, wanted)
     assert not lock.exists()
 
 
@@ -200,13 +202,15 @@ def test_what_is_collected_is_what_a_run_measures() -> None:
     pair = make_pair(model, *model_ready(model), TAG, positive=1, lr=3e-3)
     methods = ("gradcam", "smoothgrad(samples=2)", "random")
     about = Member("made", "discs", "tag", 1.0, 5)
-    found = collect(about, pair, methods=methods, informative=False).as_json()
+    collected = collect(about, pair, methods=methods, informative=False).as_json()
     for name, twin in (("A", pair.a), ("B", pair.b)):
         maps = hp.explain(twin, pair.images, methods, 1, seed=5)
-        stored = {method: as_stored(one) for method, one in maps.items()}
+        stored = {method: as_stored(values) for method, values in maps.items()}
         theirs = specificity(stored, model=twin, images=pair.images, seed=5, then=as_stored)
         for method, scores in theirs.items():
-            mine = {test: np.array(values, float) for test, values in found["tests"][name][method].items()}
+            mine = {
+                test: np.array(values, float) for test, values in collected["tests"][name][method].items()
+            }
             for kind in ("weights", "place"):
                 expected = scores[kind].numpy()
                 np.testing.assert_allclose(mine[f"specificity_{kind}"], expected, atol=2e-4)
@@ -215,9 +219,9 @@ def test_what_is_collected_is_what_a_run_measures() -> None:
             np.testing.assert_allclose(
                 (mine["gain"] - shadows)[known], mine["specificity_weights"][known], atol=3e-4
             )
-    assert found["contrast"]["gradcam"]["low"] > 0.5 and found["contrast"]["edges"]["auc"] == 0.5
+    assert collected["contrast"]["gradcam"]["low"] > 0.5 and collected["contrast"]["edges"]["auc"] == 0.5
     for control in ("untrained network", "untrained gradient"):  # drawn anew, or they were their own shadows
-        assert any(found["tests"]["A"][control]["specificity_weights"])
+        assert any(collected["tests"]["A"][control]["specificity_weights"])
 
 
 def test_the_population_is_as_wide_as_it_says() -> None:
@@ -229,8 +233,8 @@ def test_the_population_is_as_wide_as_it_says() -> None:
 
 def test_generated_pictures_have_both_classes_and_real_ones_need_a_folder() -> None:
     for data in ("qr", "crops"):
-        found = open_pictures(Member(data, "small", "tag", 1.0, 0), None)
-        assert found.images.shape[1:] == (3, 64, 64) and set(found.labels.tolist()) == {0, 1}
+        dataset = open_pictures(Member(data, "small", "tag", 1.0, 0), None)
+        assert dataset.images.shape[1:] == (3, 64, 64) and set(dataset.labels.tolist()) == {0, 1}
     with pytest.raises(InputError, match="name their folder with --data"):
         open_pictures(Member("xrays", "small", "tag", 1.0, 0), None)
 
@@ -256,18 +260,20 @@ def test_the_published_rates_follow_from_the_published_rows() -> None:
     following = [row for row in methods if float(row["contrast_low"]) > 0.5]
     controls = [row for row in held if row["control"] == "True"]
     known = calibration()["rates"]
-    for kind, lot, said in (
+    for kind, group, answer in (
         ("false_alarm", following, "no"), ("miss", controls, "yes"), ("undecided", methods, "undecided"),
     ):  # fmt: skip
-        assert known[kind]["n"] == len(lot)
-        assert known[kind]["share"] == pytest.approx(sum(row["answer"] == said for row in lot) / len(lot))
+        assert known[kind]["n"] == len(group)
+        assert known[kind]["share"] == pytest.approx(
+            sum(row["answer"] == answer for row in group) / len(group)
+        )
     named = list(dict.fromkeys(row["method"] for row in rows if row["control"] == "False"))
     kinds, tests = calibration()["population"], list(calibration()["tests"])
     assert calibration()["made_by"] == made_by(kinds["data"], kinds["network"], named, tests, since=False)
     page = (RESULTS / "calibration.md").read_text()
-    shown = [
+    sentences = [
         "{share:.1%} ({low:.1%} to {high:.1%}, n = {n})".format(**known[k])
         for k in ("false_alarm", "miss", "undecided")
     ]
-    assert all(one in page for one in shown)
+    assert all(sentence in page for sentence in sentences)
     assert f"{calibration()['population']['pairs']} pairs of networks" in page

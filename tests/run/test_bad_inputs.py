@@ -86,10 +86,10 @@ def test_a_nan_answer_to_one_image_leaves_all_other_rows_as_they_are(
     expected = image_rows(run_study(study, tmp_path / "fine").folder)
     write_network(tmp_path, MARKED.format(value=value))
     result = run_study(study, tmp_path / "out")
-    found = image_rows(result.folder)
+    results = image_rows(result.folder)
     assert result.done == result.units and result.unanswered == 1
-    own = {key: row for key, row in found.items() if key[0] == marked}
-    assert {key: row for key, row in found.items() if key not in own} == {
+    own = {key: row for key, row in results.items() if key[0] == marked}
+    assert {key: row for key, row in results.items() if key not in own} == {
         key: row for key, row in expected.items() if key[0] != marked
     }
     assert {key[3:] for key in own} == {key[3:] for key in expected if key[0] == marked}
@@ -102,7 +102,7 @@ def test_a_run_with_a_nan_answer_ends_with_exit_code_1_and_the_count(tmp_path: P
     write_network(tmp_path, MARKED.format(value="float('nan')"))
     result = CliRunner().invoke(main, ["run", str(study), "--out", str(tmp_path / "out")])
     assert result.exit_code == 1, result.output
-    assert "1 image got no answer: the network's output is NaN or infinite" in result.output
+    assert "1 image without a prediction: the network's output is NaN or infinite" in result.output
 
 
 class Marked(nn.Sequential):
@@ -156,7 +156,7 @@ def test_a_random_network_is_recognised_and_rounding_is_not_randomness() -> None
     for kind in (Dropout, Noise):
         with pytest.raises(InputError, match=r"outputs for the same image differ by [\d.]+"):
             hp.load_model(small(kind)).check_repeatable(images)
-    for kind in (nn.Sequential, Rounded, Marked):
+    for kind in (nn.Sequential, Rounded, Marked):  # type: ignore[assignment]
         hp.load_model(small(kind)).check_repeatable(images + 0.5)  # some pixels are marked
     hp.load_model(small().half()).check_repeatable(images)
 
@@ -231,8 +231,8 @@ def test_a_verdict_needs_distinct_images(tmp_path: Path, distinct: int, answer: 
     run = make_run(tmp_path, values, images=100, metrics=tests, maps=False, thumbnails=thumbnails)
     by = FollowRule(informative=-math.inf, yes=0.1, no=0.0)
     verdict = judge(read_run(run), by)
-    assert {one.follows for one in verdict.methods} == {answer}
-    (votes,) = {test.n for one in verdict.methods for test in one.tests if test.votes}
+    assert {method.follows for method in verdict.methods} == {answer}
+    (votes,) = {test.n for method in verdict.methods for test in method.tests if test.votes}
     assert votes <= 2 * distinct  # a group for each explained class
     if answer == "undecided":
         assert "30 are needed" in verdict.methods[0].note and verdict.network.test

@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_wrong_answers_have_maps_of_what_was_said(folder: Path) -> None:
+def test_wrong_answers_have_maps_of_the_predicted_class(folder: Path) -> None:
     data = read_run(RunFolder.open(folder / "both" / "out"))
     wrong = [name for name, right in zip(data.images.ids, data.images.right, strict=True) if right is False]
     assert 0 < len(wrong) < len(data.images.ids)
@@ -45,8 +45,8 @@ def test_wrong_answers_have_maps_of_what_was_said(folder: Path) -> None:
         model = hp.load_model("net.py:tiny", checkpoint=sorted(Path("epochs").glob("*.pt"))[-1])
         picture = model.preprocess(hp.open_image(Path("pictures") / wrong[0]))[None]
         expected = hp.explain(model, picture, "gradcam", targets=answers[wrong[0]])["gradcam"]
-    found = store.read(data.checkpoint, of_prediction("gradcam"), wrong[:1])
-    torch.testing.assert_close(normalise(found.values), normalise(expected.values), atol=2e-3, rtol=0)
+    result = store.read(data.checkpoint, of_prediction("gradcam"), wrong[:1])
+    torch.testing.assert_close(normalise(result.values), normalise(expected.values), atol=2e-3, rtol=0)
 
 
 def test_no_number_changes_and_the_report_shows_them(folder: Path) -> None:

@@ -48,7 +48,7 @@ def test_a_wrong_key_or_type_is_named_by_its_path(change: dict, sentence: str) -
 
 
 @pytest.mark.parametrize("content", ["methods = [", "methods = ['a']\nmethods = ['b']"])
-def test_what_is_not_toml_is_one_sentence(tmp_path: Path, content: str) -> None:
+def test_what_is_not_toml_raises_a_clear_error(tmp_path: Path, content: str) -> None:
     (tmp_path / "bad.toml").write_text(content)
     with pytest.raises(InputError, match="is not TOML"):
         read_study(tmp_path / "bad.toml")
@@ -132,8 +132,8 @@ def test_a_network_of_another_size_is_refused_with_what_would_help(folder: Path)
         "from torch import nn\ndef net():\n"
         "    return nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(2 * 6 * 6, 2))\n"
     )
-    said = refused(folder, checkpoints=[], replace=[("net.py:tiny", "flat.py:net")])
-    assert "flat.py:net cannot take images of shape" in said and "preprocess.size in a study" in said
+    message = refused(folder, checkpoints=[], replace=[("net.py:tiny", "flat.py:net")])
+    assert "flat.py:net cannot take images of shape" in message and "preprocess.size in a study" in message
 
 
 def test_a_label_the_model_does_not_have_is_refused(folder: Path) -> None:

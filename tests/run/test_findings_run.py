@@ -55,12 +55,12 @@ def rows(folder: RunFolder, where: str) -> list[dict[str, Any]]:
 
 def test_every_finding_of_a_picture_is_a_row_of_its_own(together: RunFolder) -> None:
     _, truth, _ = made.scenes(COUNT, 2)
-    asked = rows(together, "metric = 'pointing' and method = 'gradcam'")
+    pointing = rows(together, "metric = 'pointing' and method = 'gradcam'")
     expected = {
         f"{i:03d}.png#{name}": c for i in range(COUNT) for c, name in enumerate(made.NAMES) if truth[i, c]
     }
-    assert {row["image"]: row["label"] for row in asked} == expected
-    assert all(row["explained"] == row["label"] for row in asked)
+    assert {row["image"]: row["label"] for row in pointing} == expected
+    assert all(row["explained"] == row["label"] for row in pointing)
     assert set(together.maps().ids("weights", "gradcam")) == set(expected)
     answers = rows(together, "metric = 'probability'")
     assert len(answers) == COUNT * 3  # also of pictures without a finding
@@ -80,16 +80,16 @@ def test_scores_of_a_finding_are_those_it_has_alone_bit_for_bit(
     def key(row: dict[str, Any]) -> tuple[str, str, str]:
         return row["image"].removesuffix(f"#{name}"), row["method"], row["metric"]
 
-    found = {key(row): (row["value"], row["reason"]) for row in ours}
+    actual = {key(row): (row["value"], row["reason"]) for row in ours}
     expected = {key(row): (row["value"], row["reason"]) for row in theirs}
-    assert found.keys() == expected.keys()
+    assert actual.keys() == expected.keys()
     # What runs the network again does so in batches of its own, whose last bits may differ.
     passes = {k for k in expected if k[2].startswith("specificity")}
-    assert not {k for k in expected.keys() - passes if repr(found[k]) != repr(expected[k])}
+    assert not {k for k in expected.keys() - passes if repr(actual[k]) != repr(expected[k])}
     for k in passes:
-        assert found[k] == (pytest.approx(expected[k][0], abs=1e-5, nan_ok=True), expected[k][1])
-    told = {row["metric"] for row in ours if not math.isnan(row["value"])}
-    assert {"pointing", "mask_iou", "inside", "specificity_weights", "degenerate"} <= told
+        assert actual[k] == (pytest.approx(expected[k][0], abs=1e-5, nan_ok=True), expected[k][1])
+    metrics = {row["metric"] for row in ours if not math.isnan(row["value"])}
+    assert {"pointing", "mask_iou", "inside", "specificity_weights", "degenerate"} <= metrics
 
 
 @pytest.mark.parametrize("name", made.NAMES)
@@ -112,15 +112,15 @@ def test_calibrated_weights_of_a_finding_are_those_it_has_alone(
 ) -> None:
     """Its sigmoid gets a temperature of its own, fitted on the pictures with it and without it."""
 
-    def found(folder: RunFolder, label: int, metric: str) -> list[float]:
+    def values_of(folder: RunFolder, label: int, metric: str) -> list[float]:
         named = metric.replace("'", "''")
-        asked = f"image = '' and metric = '{named}' and label = {label} and method <> ''"
-        return [row["value"] for row in rows(folder, asked)]
+        condition = f"image = '' and metric = '{named}' and label = {label} and method <> ''"
+        return [row["value"] for row in rows(folder, condition)]
 
     c = made.NAMES.index(name)
-    ours, theirs = found(together, c, made.CALIBRATED), found(alone[name], 1, made.CALIBRATED)
+    ours, theirs = values_of(together, c, made.CALIBRATED), values_of(alone[name], 1, made.CALIBRATED)
     assert ours == pytest.approx(theirs, abs=1e-6) and len(ours) == 2
-    assert ours != pytest.approx(found(together, c, "cscore"), abs=1e-6), "it changes something"
+    assert ours != pytest.approx(values_of(together, c, "cscore"), abs=1e-6), "it changes something"
 
 
 def test_the_verdict_by_finding_is_that_of_each_alone(
@@ -138,7 +138,7 @@ def test_the_verdict_by_finding_is_that_of_each_alone(
         assert {m.method: m.follows for m in other.methods} == {m.method: m.follows for m in verdict.methods}
 
 
-def test_networks_trained_one_by_one_get_the_same_verdict(folder: Path) -> None:
+def test_networks_trained_per_label_get_the_same_verdict(folder: Path) -> None:
     for c, name in enumerate(made.NAMES):
         torch.save(made.train([c], seed=c + 1).state_dict(), folder / f"{name}-alone.pt")
         study = made.study(folder, name, weights=f"{name}-alone.pt")
@@ -146,7 +146,7 @@ def test_networks_trained_one_by_one_get_the_same_verdict(folder: Path) -> None:
         study |= {"methods": ["gradcam", "random"], "metrics": ["pointing", "specificity"]}
         verdict = judge(read_run(finished(run_study(study, folder / f"{name}-trained-alone"))))
         assert {m.method: m.follows for m in verdict.methods} == {"gradcam": "yes"}
-        assert {one.name: one.looks_there for one in verdict.network.classes} == {name: LOOKS[name]}
+        assert {label.name: label.looks_there for label in verdict.network.classes} == {name: LOOKS[name]}
 
 
 def test_the_gate_asks_by_finding(together: RunFolder) -> None:
@@ -155,15 +155,15 @@ def test_the_gate_asks_by_finding(together: RunFolder) -> None:
         "cscore.gradcam.square >= 0.5": False, "auc.cross >= 0.9": True, "pointing.gradcam.dot >= 0.5": False,
         "pointing.gradcam.cross >= 0.5": True, "no-alarms(1)": False,  # one checkpoint
     }  # fmt: skip
-    whole, *found = check(together, list(rules))
-    assert whole.holds and {one.rule: one.holds for one in found} == rules
+    whole, *checked = check(together, list(rules))
+    assert whole.holds and {check_.rule: check_.holds for check_ in checked} == rules
 
 
 def test_alarms_see_each_finding_by_its_own_auc(together: RunFolder) -> None:
     _, truth, _ = made.scenes(COUNT, 2)
     (state,) = Trajectory.from_run(together)
-    assert {c: one.total for c, one in state.classes.items()} == dict(enumerate(truth.sum(0).tolist()))
-    assert {c: one.absent.total for c, one in state.findings.items()} == dict(
+    assert {c: counts.total for c, counts in state.classes.items()} == dict(enumerate(truth.sum(0).tolist()))
+    assert {c: counts.absent.total for c, counts in state.labels.items()} == dict(
         enumerate((~truth).sum(0).tolist())
     )
     stored = {r["label"]: r["value"] for r in rows(together, "metric = 'auc'")}
@@ -217,25 +217,25 @@ def test_metrics_that_are_added_later_get_the_same_numbers(folder: Path) -> None
 def test_predicted_findings_are_those_above_their_thresholds(folder: Path) -> None:
     study = small(folder, targets="predicted") | {"metrics": ["pointing", "recall", "cscore"]}
     study["model"] |= {"thresholds": {"dot": 0.999999}}
-    found = finished(run_study(study, folder / "predicted"))
-    explained = rows(found, "metric = 'degenerate' and method = 'gradcam'")
-    chances = {(r["image"], r["explained"]): r["value"] for r in rows(found, "metric = 'probability'")}
+    run = finished(run_study(study, folder / "predicted"))
+    explained = rows(run, "metric = 'degenerate' and method = 'gradcam'")
+    chances = {(r["image"], r["explained"]): r["value"] for r in rows(run, "metric = 'probability'")}
     limits = (0.5, 0.5, 0.999999)
     above = {f"{image}#{made.NAMES[c]}" for (image, c), p in chances.items() if p >= limits[c]}
     assert {row["image"] for row in explained} == above and above
-    said = rows(found, "metric = 'predicted'")
-    none = {row["image"] for row in said if row["value"] == -1}
+    predicted = rows(run, "metric = 'predicted'")
+    none = {row["image"] for row in predicted if row["value"] == -1}
     assert none and all(
-        row["reason"] == "no finding reaches its threshold" for row in said if row["value"] < 0
+        row["reason"] == "no finding reaches its threshold" for row in predicted if row["value"] < 0
     )
-    assert not {name for name in none if any(one.startswith(f"{name}#") for one in above)}
-    assert found.manifest.config["model"]["thresholds"] == [0.5, 0.5, 0.999999]
+    assert not {name for name in none if any(entry.startswith(f"{name}#") for entry in above)}
+    assert run.manifest.config["model"]["thresholds"] == [0.5, 0.5, 0.999999]
     _, truth, _ = made.scenes(COUNT, 2)
     real = {(image, c) for image, c in chances if truth[int(image[:3]), c]}
     dots = [chances[key] >= limits[2] for key in real if key[1] == 2]
-    (recall,) = rows(found, "metric = 'recall' and label = 2")
+    (recall,) = rows(run, "metric = 'recall' and label = 2")
     assert recall["value"] == pytest.approx(np.mean(dots))
-    (listed,) = rows(found, "metric = 'cscore_n' and method = 'gradcam' and label = 2")
+    (listed,) = rows(run, "metric = 'cscore_n' and method = 'gradcam' and label = 2")
     assert listed["value"] == sum(dots)
 
 
@@ -245,9 +245,9 @@ def test_a_network_without_an_answer_is_said_to_have_none(folder: Path) -> None:
     torch.save(weights, folder / "nothing.pt")
     study = small(folder) | {"metrics": ["pointing", "auc", "specificity"]}
     study["model"]["checkpoints"] = str(folder / "nothing.pt")
-    found = run_study(study, folder / "nothing")
-    assert found.unanswered == 30 and not found.broken
-    data = read_run(found.folder)
+    result = run_study(study, folder / "nothing")
+    assert result.unanswered == 30 and not result.broken
+    data = read_run(result.folder)
     assert data.images.ids and not any(c in (0, 1, 2) for c in data.images.predicted)
     assert any("NaN or infinite" in note for note in judge(data).notes)
 
@@ -256,8 +256,8 @@ def test_a_network_that_ends_in_sigmoids_is_known_by_itself(folder: Path) -> Non
     study = small(folder)
     del study["model"]["head"]
     study["model"]["options"] = {"sigmoids": True}
-    found = finished(run_study(study, folder / "sigmoids"))
-    assert found.manifest.is_multilabel and len(rows(found, "metric = 'auc'")) == 4
+    run = finished(run_study(study, folder / "sigmoids"))
+    assert run.manifest.is_multilabel and len(rows(run, "metric = 'auc'")) == 4
 
 
 def test_pictures_and_network_that_do_not_agree_are_refused(folder: Path) -> None:

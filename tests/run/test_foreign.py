@@ -58,11 +58,11 @@ def score(folder: Path, method: str, out: str, metrics: list[str] = METRICS) -> 
     return hp.run(folder / "study.toml", folder / out)
 
 
-def assert_same(found: Table, wanted: Table) -> None:
-    kept = {key: one for key, one in wanted.items() if not key[2].startswith(AGAIN)}
-    assert len(kept) > 60
-    for key, (value, _) in kept.items():
-        assert found[key][0] == value or (math.isnan(value) and math.isnan(found[key][0])), key
+def assert_same(actual: Table, wanted: Table) -> None:
+    compared = {key: value for key, value in wanted.items() if not key[2].startswith(AGAIN)}
+    assert len(compared) > 60
+    for key, (value, _) in compared.items():
+        assert actual[key][0] == value or (math.isnan(value) and math.isnan(actual[key][0])), key
 
 
 def test_stored_maps_get_the_rows_of_the_run_that_made_them(made: tuple[Path, hp.Run]) -> None:
@@ -72,12 +72,12 @@ def test_stored_maps_get_the_rows_of_the_run_that_made_them(made: tuple[Path, hp
     assert repr(sorted(table(again, "random").items(), key=str)) == repr(
         sorted(table(run, "random").items(), key=str)
     )
-    told = {key[2] for key, (value, why) in table(again, "files:stored.npz").items() if why == READ}
-    assert {"randomisation_ssim(depths=1)", "grid_pointing_inside"} <= told
+    metrics = {key[2] for key, (value, why) in table(again, "files:stored.npz").items() if why == READ}
+    assert {"randomisation_ssim(depths=1)", "grid_pointing_inside"} <= metrics
     place = [v for key, (v, _) in table(again, "files:stored.npz").items() if "specificity_place" in key[2]]
     assert len(place) == 10 and any(value == value for value in place)
     weights = [
-        one for key, one in table(again, "files:stored.npz").items() if "specificity_weights" in key[2]
+        value for key, value in table(again, "files:stored.npz").items() if "specificity_weights" in key[2]
     ]
     assert len(weights) == 10 and all(
         math.isnan(value) and "no map under random" in why for value, why in weights
@@ -87,7 +87,7 @@ def test_stored_maps_get_the_rows_of_the_run_that_made_them(made: tuple[Path, hp
 
 def discs_network(path: Path) -> None:
     """Images of discs, and net.py with the weights of a network that tells green from blue ones."""
-    from discs import folder, model_ready, network
+    from contrast.discs import folder, model_ready, network
 
     folder(path / "pictures", 25)
     model = network()
@@ -98,13 +98,12 @@ def discs_network(path: Path) -> None:
         torch.nn.functional.cross_entropy(model.module(images), labels).backward()
         optimiser.step()
     torch.save(model.module.state_dict(), path / "best.pt")
-    (path / "net.py").write_text("from discs import network")
+    (path / "net.py").write_text("from contrast.discs import network")
 
 
 def store_maps(path: Path, weights: Path | int, out: str, method: str = "gradcam") -> None:
     """Maps of the network with these weights, or with random ones, as .npy files named after the images."""
-    from discs import network
-
+    from contrast.discs import network
     from heatproof.images import batches, open_source
 
     model = network(seed=weights) if isinstance(weights, int) else hp.load_model(network(), weights)
@@ -139,9 +138,11 @@ def test_stored_maps_are_judged_where_control_maps_lie_beside_them(
     monkeypatch.chdir(tmp_path)
     discs_network(tmp_path)
     store_maps(tmp_path, tmp_path / "best.pt", "alone")
-    said = score_discs(tmp_path, "alone")
-    assert UNDECIDED in said
-    assert "store this method's maps of 3 networks with random weights beside them, in alone-random/0" in said
+    message = score_discs(tmp_path, "alone")
+    assert UNDECIDED in message
+    assert (
+        "store this method's maps of 3 networks with random weights beside them, in alone-random/0" in message
+    )
     store_maps(tmp_path, tmp_path / "best.pt", "cam")
     store_maps(tmp_path, 7, "untrained")
     store_maps(tmp_path, tmp_path / "best.pt", "edges", "edges")
@@ -174,10 +175,10 @@ def test_control_maps_give_the_numbers_of_the_method_itself(
         maps = hp.explain(other, batch.images, "gradcam", batch.labels, ids=batch.ids)["gradcam"]
         maps.save(tmp_path / "maps-random" / f"{draw}.npz")
     read = hp.explain(model, batch.images, method, batch.labels, ids=batch.ids)
-    shown = {"model": model, "images": batch.images}
-    found = hp.metrics.specificity(read, **shown)[method]["weights"]
-    wanted = hp.metrics.specificity({"gradcam": own}, **shown)["gradcam"]["weights"]
-    assert wanted.isfinite().any() and torch.equal(found.nan_to_num(9), wanted.nan_to_num(9))
+    inputs = {"model": model, "images": batch.images}
+    result = hp.metrics.specificity(read, **inputs)[method]["weights"]
+    wanted = hp.metrics.specificity({"gradcam": own}, **inputs)["gradcam"]["weights"]
+    assert wanted.isfinite().any() and torch.equal(result.nan_to_num(9), wanted.nan_to_num(9))
 
 
 def test_control_maps_that_are_missing_are_refused_before_any_work(made: tuple[Path, hp.Run]) -> None:
@@ -241,9 +242,9 @@ def test_every_form_of_file_gives_the_same_rows(made: tuple[Path, hp.Run], form:
     method = FORMS[form](folder, explained(folder))
     again = score(folder, method, f"form {form}", ["cscore", "insertion(steps=4)"])
     wanted = {k: v for k, v in table(run, "gradcam").items() if k[2].startswith(("cscore", "insertion"))}
-    found = table(again, method)
+    actual = table(again, method)
     assert len(wanted) > 20 and all(
-        found[key][0] == value for key, (value, _) in wanted.items() if value == value
+        actual[key][0] == value for key, (value, _) in wanted.items() if value == value
     )
 
 
@@ -270,14 +271,14 @@ def test_signs_and_classes_are_read_too(tmp_path: Path, cnn: torch.nn.Module) ->
 
 def test_a_method_that_is_read_cannot_be_run_again(tmp_path: Path, cnn: torch.nn.Module) -> None:
     np.save(tmp_path / "m.npy", np.random.default_rng(0).random((2, 4, 4)))
-    name, shown = f"files:{tmp_path}/m.npy", {"model": cnn, "images": torch.randn(2, 3, 32, 32)}
-    maps = hp.explain(cnn, shown["images"], [name])
+    name, inputs = f"files:{tmp_path}/m.npy", {"model": cnn, "images": torch.randn(2, 3, 32, 32)}
+    maps = hp.explain(cnn, inputs["images"], [name])
     for again in (hp.metrics.fragility, hp.metrics.adversarial_fragility, hp.metrics.parameter_randomisation):
         with pytest.raises(InputError, match="is read from files, so it cannot be run again"):
-            again([name], **shown)
+            again([name], **inputs)
     with torch.no_grad():
         cnn[-1].weight.mul_(200)  # sure enough to be tested
-    scores = hp.metrics.specificity(maps, **shown, steps=2)[name]
+    scores = hp.metrics.specificity(maps, **inputs, steps=2)[name]
     assert scores["weights"].isnan().all() and not scores["place"].isnan().all()
 
 
@@ -349,8 +350,8 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("wrong", WRONG, ids=lambda one: one.__name__)
-def test_maps_that_cannot_be_scored_are_one_sentence_before_any_work(
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda function: function.__name__)
+def test_maps_that_cannot_be_scored_raise_a_clear_error_before_any_work(
     made: tuple[Path, hp.Run], wrong: Callable[[Path], str]
 ) -> None:
     folder, _ = made
@@ -403,8 +404,8 @@ def test_a_dry_run_runs_no_method_of_a_study(made: tuple[Path, hp.Run]) -> None:
         f"open({str(mark)!r}, 'w').close()\ndef f(m, x, t):\n    return x.mean(1)\n"
     )
     write_study(folder, ["marks.py:f"], ["dispersion"], ONE)
-    said = CliRunner().invoke(main, ["run", str(folder / "study.toml"), "--dry-run"])
-    assert said.exit_code == 0 and "runs net.py and runs marks.py" in said.output and not mark.exists()
+    result = CliRunner().invoke(main, ["run", str(folder / "study.toml"), "--dry-run"])
+    assert result.exit_code == 0 and "runs net.py and runs marks.py" in result.output and not mark.exists()
 
 
 def test_a_method_in_a_file_is_run_again_by_metrics(made: tuple[Path, hp.Run]) -> None:
@@ -432,16 +433,16 @@ def test_score_is_a_run_with_a_page_and_says_what_cannot_be(
     command = ["score", "net.py:tiny", "pictures", "-c", ONE, "--maps", "stored.npz", "--out", "scored"]
     mistaken = CliRunner().invoke(main, [part.replace("stored.npz", "store.npz") for part in command])
     assert mistaken.exit_code == 2 and "there is no file or folder of maps" in mistaken.output
-    said = CliRunner().invoke(main, command)  # into the same folder: nothing was computed yet
-    assert said.exit_code == 0, said.output
+    result = CliRunner().invoke(main, command)  # into the same folder: nothing was computed yet
+    assert result.exit_code == 0, result.output
     again = hp.open_run(folder / "scored")
     method = "files:../stored.npz"
     wanted = table(run, "gradcam")
-    found = table(again, method)
+    actual = table(again, method)
     for i in range(0, 10, 2):
         key = f"cat/{i:03d}.png", 0, "dispersion"
-        assert found[key] == wanted[key]
-    assert (folder / "scored" / "report.html").exists() and again.verdict().sentence in said.output.replace(
+        assert actual[key] == wanted[key]
+    assert (folder / "scored" / "report.html").exists() and again.verdict().sentence in result.output.replace(
         "\n", " "
     )
     for words in (
@@ -450,7 +451,7 @@ def test_score_is_a_run_with_a_page_and_says_what_cannot_be(
         "insertion",
         "cscore",
     ):
-        assert words in said.output
+        assert words in result.output
     for words in (
         "cscore_n",
         "cscore_degenerate",
@@ -458,10 +459,10 @@ def test_score_is_a_run_with_a_page_and_says_what_cannot_be(
         "it needs scores",
         "it needs severities",
     ):
-        assert words not in said.output
-    assert re.search(r"cscore +\d\.\d{4} \((?!1\))\d+\)", said.output), "the number of images"
+        assert words not in result.output
+    assert re.search(r"cscore +\d\.\d{4} \((?!1\))\d+\)", result.output), "the number of images"
     assert f"maps {folder / 'store.npz'}" in mistaken.output.replace("\n", ""), "the path without scored/.."
-    assert "checkpoint epoch02: " in said.output
+    assert "checkpoint epoch02: " in result.output
     assert CliRunner().invoke(main, command).exit_code == 0  # goes on, nothing is left to do
     other = CliRunner().invoke(main, [*command, "--targets", "predicted"])
     assert other.exit_code == 2 and "holds another study; name a new folder with --out" in other.output
@@ -478,18 +479,18 @@ def test_stored_maps_of_several_findings_are_named_by_finding(tmp_path: Path) ->
     space: dict[str, object] = {}
     exec(several.CODE, space)
     torch.save(space["Net"]().state_dict(), tmp_path / "weights.pt")  # type: ignore[operator]
-    asked = several.study(tmp_path) | {"metrics": ["localise", "cscore", "dispersion"]}
-    run = hp.run(asked, tmp_path / "run")
+    study = several.study(tmp_path) | {"metrics": ["localise", "cscore", "dispersion"]}
+    run = hp.run(study, tmp_path / "run")
     maps = run.maps("gradcam")
     for name, values in zip(maps.ids, maps.numpy(), strict=True):
         picture, _, finding = name.partition("#")
         np.save(tmp_path / f"{Path(picture).stem}#{finding}.npy", values)
     method = f"files:{tmp_path}/{{id}}.npy"
-    again = hp.run(asked | {"methods": [method, "random"]}, tmp_path / "again")
-    wanted, found = table(run, "gradcam"), table(again, method)
+    again = hp.run(study | {"methods": [method, "random"]}, tmp_path / "again")
+    wanted, actual = table(run, "gradcam"), table(again, method)
     assert len(wanted) > 100 and {k: repr(v[0]) for k, v in wanted.items()} == {
-        k: repr(v[0]) for k, v in found.items()
+        k: repr(v[0]) for k, v in actual.items()
     }
-    predicted = {"methods": [method], "run": asked["run"] | {"targets": "predicted"}}
+    predicted = {"methods": [method], "run": study["run"] | {"targets": "predicted"}}
     with pytest.raises(InputError, match=r"not of those a network will say; set run.targets = 'label'"):
-        hp.run(asked | predicted, tmp_path / "predicted")
+        hp.run(study | predicted, tmp_path / "predicted")

@@ -91,24 +91,22 @@ def test_a_run_has_rows_for_what_is_explained(folder: Path, name: str, model: di
 def test_the_value_of_a_row_is_what_the_network_says(folder: Path) -> None:
     given = study(folder, [], spec="net.py:vector", head="regression")
     result = run_study(given, folder / "values")
-    found = result.folder.scores().sql(
-        "select image, value from scores where metric = 'value' order by image"
-    )
+    rows = result.folder.scores().sql("select image, value from scores where metric = 'value' order by image")
     model = hp.load_model(given["model"]["spec"])
-    pictures = [folder / "pictures" / row["image"] for row in found]
+    pictures = [folder / "pictures" / row["image"] for row in rows]
     with torch.no_grad():
         expected = model.module(model.see(pictures))[:, 0]
-    assert [row["value"] for row in found] == pytest.approx(expected.tolist(), abs=1e-5)
+    assert [row["value"] for row in rows] == pytest.approx(expected.tolist(), abs=1e-5)
 
 
 def test_a_monitor_and_the_contrast_test_need_classes(caplog: pytest.LogCaptureFixture) -> None:
     net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(4 * 14 * 14, 1))
-    model, shown = hp.load_model(net.eval(), head="regression"), torch.randn(40, 3, 16, 16)
+    model, inputs = hp.load_model(net.eval(), head="regression"), torch.randn(40, 3, 16, 16)
     labels = torch.arange(40) % 2
-    hp.monitor.Monitor(shown, labels, ["gradient"]).step(model, 1)  # a training goes on
+    hp.monitor.Monitor(inputs, labels, ["gradient"]).step(model, 1)  # a training goes on
     assert "head is 'regression', which has no classes" in caplog.text
     with pytest.raises(InputError, match="the contrast test needs a network that names one class"):
-        hp.contrast(model, shown, labels)
+        hp.contrast(model, inputs, labels)
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "auc", "cscore"])

@@ -32,37 +32,37 @@ METRICS = ["insertion(steps=4)", "deletion(steps=4)", "randomisation(depths=2)",
 def profiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("profiled")
     study = make_study(folder, images=6, methods=METHODS, metrics=METRICS, checkpoints=["epochs/epoch01.pt"])
-    told = CliRunner().invoke(main, ["run", str(study), "--out", str(folder / "run"), "--profile"])
-    assert told.exit_code == 0, told.output
-    (folder / "told.txt").write_text(told.output)
+    result = CliRunner().invoke(main, ["run", str(study), "--out", str(folder / "run"), "--profile"])
+    assert result.exit_code == 0, result.output
+    (folder / "output.txt").write_text(result.output)
     return folder
 
 
 def test_the_table_adds_up_to_the_wall_time_and_counts_every_input(profiled: Path) -> None:
-    found = json.loads((profiled / "run/profile/profile.json").read_text())
-    own = [one for one in found["stages"] if not one["beside"]]
-    assert sum(one["seconds"] for one in own) == pytest.approx(found["all"]["wall"], rel=0.01)
-    for one in own:
-        parts = one["device"] + one["host"] + one["waiting"]
-        assert parts == pytest.approx(one["seconds"], abs=1e-6) and one["host"] > -1e-6, one
-    by_name = {(one["stage"], one["what"]): one for one in own}
+    data = json.loads((profiled / "run/profile/profile.json").read_text())
+    own = [stage for stage in data["stages"] if not stage["beside"]]
+    assert sum(stage["seconds"] for stage in own) == pytest.approx(data["all"]["wall"], rel=0.01)
+    for stage in own:
+        parts = stage["device"] + stage["host"] + stage["waiting"]
+        assert parts == pytest.approx(stage["seconds"], abs=1e-6) and stage["host"] > -1e-6, stage
+    by_name = {(stage["stage"], stage["what"]): stage for stage in own}
     assert by_name["method", "rise(masks=8)"]["inputs"] == 6 * 8
     assert by_name["shared pass", ""]["inputs"] >= 6
     assert by_name["metric", "insertion_deletion"]["inputs"] >= 6 * 2
     assert by_name["waiting", "pictures"]["device"] == 0
-    assert {one["stage"] for one in own} >= {"checking", "metric", "method", "group", BETWEEN}
-    assert {one["stage"] for one in found["stages"] if one["beside"]} >= {"decode", "rows", "writing"}
+    assert {stage["stage"] for stage in own} >= {"checking", "metric", "method", "group", BETWEEN}
+    assert {stage["stage"] for stage in data["stages"] if stage["beside"]} >= {"decode", "rows", "writing"}
 
 
 def test_the_files_and_what_is_printed_tell_the_same(profiled: Path) -> None:
-    place, told = profiled / "run/profile", (profiled / "told.txt").read_text()
-    found = json.loads((place / "profile.json").read_text())
+    place, text = profiled / "run/profile", (profiled / "output.txt").read_text()
+    data = json.loads((place / "profile.json").read_text())
     with (place / "profile.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert [row["stage"] for row in rows] == [one["stage"] for one in found["stages"]]
-    assert f"where {found['all']['wall']:.1f} s went, on cpu" in told
-    assert f"{found['all']['inputs']:,}" in told and "beside: decode" in told
-    assert "profile.trace.json" in told.replace("\n", "")
+    assert [row["stage"] for row in rows] == [stage["stage"] for stage in data["stages"]]
+    assert f"where {data['all']['wall']:.1f} s went, on cpu" in text
+    assert f"{data['all']['inputs']:,}" in text and "beside: decode" in text
+    assert "profile.trace.json" in text.replace("\n", "")
 
 
 def test_the_timeline_is_what_trace_viewers_read(profiled: Path) -> None:
@@ -84,12 +84,12 @@ def test_a_profiled_run_has_the_rows_of_another(profiled: Path) -> None:
 
 def test_what_cannot_be_profiled_is_refused(tmp_path: Path) -> None:
     study = make_study(tmp_path, images=2)
-    told = CliRunner().invoke(
+    result = CliRunner().invoke(
         main, ["run", str(study), "--profile", "--engine", "ray", "--out", str(tmp_path / "r")]
     )
-    assert told.exit_code == 2 and "only the local engine can be profiled" in told.output
-    told = CliRunner().invoke(main, ["run", str(study), "--profile", "--dry-run"])
-    assert told.exit_code == 2 and "leave out --dry-run" in told.output
+    assert result.exit_code == 2 and "only the local engine can be profiled" in result.output
+    result = CliRunner().invoke(main, ["run", str(study), "--profile", "--dry-run"])
+    assert result.exit_code == 2 and "leave out --dry-run" in result.output
 
 
 def test_on_a_gpu_the_device_has_a_clock_of_its_own() -> None:
@@ -106,12 +106,12 @@ def test_on_a_gpu_the_device_has_a_clock_of_its_own() -> None:
     ]
     with profiling() as profiler:
         pass
-    found = Profiler(recorded, profiler._until_the_end)
-    found.kernels = [(0, 30), (50, 80), (60, 90), (95, 100)]
-    one = next(one for one in found.summary().stages if one.stage == "metric")
-    ns = [round(value * 1e9) for value in (one.seconds, one.device, one.host, one.waiting)]
-    assert ns == [40, 6, 20, 20] and (one.passes, one.inputs, round(one.idle * 1e9)) == (1, 4, 10)
-    assert found.summary().busy == pytest.approx((40 + 5) / 60)  # from 40, after the first unit, to 100
+    measured = Profiler(recorded, profiler._until_the_end)
+    measured.kernels = [(0, 30), (50, 80), (60, 90), (95, 100)]
+    timed = next(timed for timed in measured.summary().stages if timed.stage == "metric")
+    ns = [round(value * 1e9) for value in (timed.seconds, timed.device, timed.host, timed.waiting)]
+    assert ns == [40, 6, 20, 20] and (timed.passes, timed.inputs, round(timed.idle * 1e9)) == (1, 4, 10)
+    assert measured.summary().busy == pytest.approx((40 + 5) / 60)  # from 40, after the first unit, to 100
 
 
 class Warns(profile):
@@ -139,17 +139,17 @@ def test_warnings_of_torch_s_profiler_are_not_shown(monkeypatch: pytest.MonkeyPa
 
 def test_torch_tells_when_a_kernel_ran() -> None:
     """What `_kernels` reads from torch's profiler, here of the CPU."""
-    with profile(activities=[ProfilerActivity.CPU]) as found:
+    with profile(activities=[ProfilerActivity.CPU]) as recorded:
         torch.ones(3).sum()
     now = time.time_ns()
-    assert found.profiler is not None
-    events = found.profiler.kineto_results.events()
+    assert recorded.profiler is not None
+    events = recorded.profiler.kineto_results.events()
     assert any(event.duration_ns() > 0 for event in events)
     assert all(abs(now - event.start_ns()) < 60e9 for event in events), "not by the time of day"
     assert {event.device_type() for event in events} == {torch.autograd.DeviceType.CPU}
-    with section._kernels("cpu", kept := [], 0):
+    with section._kernels("cpu", kernels := [], 0):
         pass
-    assert kept == []
+    assert kernels == []
 
 
 def test_what_is_done_behind_keeps_its_order_and_its_errors() -> None:
@@ -176,7 +176,7 @@ def test_what_is_done_behind_keeps_its_order_and_its_errors() -> None:
     assert done[-1] == "kept"
 
 
-def test_the_next_one_is_fetched_and_prepared_while_the_caller_works() -> None:
+def test_the_next_batch_is_prepared_in_the_background() -> None:
     prepared, closed = [], threading.Event()
 
     def things() -> Generator[str, None, None]:

@@ -87,7 +87,7 @@ def test_bars_inside_each_other_share_one_display(terminal: Console, monkeypatch
     assert "training" in terminal.file.getvalue() and "images" in terminal.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_a_long_unit_is_not_silent_in_a_pipe(tmp_path: Path) -> None:
+def test_a_long_unit_prints_progress_in_a_pipe(tmp_path: Path) -> None:
     """Lines come while the first unit is computed, with the inputs passed so far."""
     study = make_study(tmp_path, methods=["rise(masks=400)"], metrics=[], checkpoints="epochs/epoch01.pt")
     soon = (
@@ -98,29 +98,29 @@ def test_a_long_unit_is_not_silent_in_a_pipe(tmp_path: Path) -> None:
         "Queue.each = slow\n"
     )
     process = start(study, tmp_path / "out", script=soon)
-    shown, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, shown
-    lines = [line for line in shown.splitlines() if line.startswith("0/18 images, 0/5 units, ")]
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    lines = [line for line in output.splitlines() if line.startswith("0/18 images, 0/5 units, ")]
     counts = [
         int(line.split(" inputs")[0].split()[-1].replace(",", "")) for line in lines if "inputs" in line
     ]
     assert len(counts) > 1 and counts == sorted(counts) and counts[-1] > counts[0]
-    assert f"next: heatproof report {tmp_path / 'out'}" in shown
+    assert f"next: heatproof report {tmp_path / 'out'}" in output
 
 
 def test_pictures_in_hand_count_by_their_inputs() -> None:
-    shown = Progress(quiet=True)
-    shown.start(8, 4, 0)
-    shown.inputs(50)
-    assert shown.so_far == 0 and "50 inputs" in shown.line() and "time left unknown" in shown.line()
-    shown.advance(2, 1)
-    shown.inputs(75)
-    assert shown.so_far == 5 and shown.line().startswith("5/8 images, 1/4 units, 125 inputs")
-    shown.inputs(1000)
-    assert shown.so_far == 8
+    progress = Progress(quiet=True)
+    progress.start(8, 4, 0)
+    progress.inputs(50)
+    assert progress.so_far == 0 and "50 inputs" in progress.line() and "time left unknown" in progress.line()
+    progress.advance(2, 1)
+    progress.inputs(75)
+    assert progress.so_far == 5 and progress.line().startswith("5/8 images, 1/4 units, 125 inputs")
+    progress.inputs(1000)
+    assert progress.so_far == 8
 
 
-def test_a_run_in_a_pipe_speaks_before_two_seconds_are_over() -> None:
+def test_a_run_in_a_pipe_prints_within_two_seconds() -> None:
     assert progress.SECONDS_TO_FIRST_LINE <= 2
 
 
@@ -141,11 +141,11 @@ def test_the_first_ctrl_c_is_answered_inside_a_long_call() -> None:
     process = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     time.sleep(0.3)
-    asked = time.monotonic()
+    started = time.monotonic()
     process.send_signal(signal.SIGINT)
     answered, over = process.communicate(timeout=120)[0].splitlines()
     assert process.returncode == 0 and "stopping after the current unit" in answered
-    assert float(answered.split()[0]) - asked < 1 and float(over) - float(answered.split()[0]) > 1
+    assert float(answered.split()[0]) - started < 1 and float(over) - float(answered.split()[0]) > 1
 
 
 def test_a_second_ctrl_c_stops_at_once() -> None:
@@ -154,8 +154,8 @@ def test_a_second_ctrl_c_stops_at_once() -> None:
         "with stop_on_signal(print):\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(0.1)\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(60)\n"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
-    assert "KeyboardInterrupt" in told.stderr and told.stdout.count("stopping") == 1
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    assert "KeyboardInterrupt" in process.stderr and process.stdout.count("stopping") == 1
 
 
 def test_ctrl_c_in_a_study_leaves_with_130_and_says_how_to_go_on(tmp_path: Path) -> None:
@@ -180,9 +180,9 @@ def test_ctrl_c_in_a_study_leaves_with_130_and_says_how_to_go_on(tmp_path: Path)
             assert line, seen
             seen += line
         process.send_signal(signal.SIGINT)
-        shown = process.communicate(timeout=60)[0]
-        assert process.returncode == 130, shown
-        assert f"to resume: heatproof {' '.join(arguments)}" in shown and "Traceback" not in shown
+        output = process.communicate(timeout=60)[0]
+        assert process.returncode == 130, output
+        assert f"to resume: heatproof {' '.join(arguments)}" in output and "Traceback" not in output
 
 
 @pytest.mark.parametrize("command", [["explain", "lite0", "a.png"], ["run", "study.toml"]])
@@ -197,16 +197,16 @@ def test_ctrl_c_leaves_every_command_with_130(
 
     monkeypatch.setattr("heatproof.cli.explain.find_images", interrupted)
     monkeypatch.setattr(engine, "run_study", interrupted)
-    shown = CliRunner().invoke(main, command)
-    assert shown.exit_code == 130 and shown.stderr.startswith("stopped")
-    assert ("to resume: heatproof run study.toml" in shown.stderr) == (command[0] == "run")
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 130 and result.stderr.startswith("stopped")
+    assert ("to resume: heatproof run study.toml" in result.stderr) == (command[0] == "run")
 
 
-@pytest.mark.parametrize(("asked", "threads"), [("1", 1), ("3", 3), ("3,2", 3)])
+@pytest.mark.parametrize(("setting", "threads"), [("1", 1), ("3", 3), ("3,2", 3)])
 def test_threads_follow_omp_num_threads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, threads: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, threads: int
 ) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    monkeypatch.setenv("OMP_NUM_THREADS", setting)
     study = make_study(tmp_path, images=2, methods=["gradcam"], metrics=[])
     study.write_text(study.read_text().replace("threads = 1\n", ""))
     assert prepare(study, tmp_path / "out").opened.threads == threads
@@ -235,15 +235,15 @@ def test_a_dry_run_of_a_slow_study_is_estimated_from_a_small_part_of_it(tmp_path
     network.write_text(network.read_text() + SLOW_NETWORK)
     study.write_text(study.read_text().replace("net.py:tiny", "net.py:slow"))
     began = time.monotonic()
-    shown = CliRunner().invoke(
+    result = CliRunner().invoke(
         main, ["run", str(study), "--out", str(tmp_path / "x"), "--dry-run", "--trust"]
     )
-    assert shown.exit_code == 0, shown.output
+    assert result.exit_code == 0, result.output
     assert time.monotonic() - began < 60  # the run itself would take ten minutes, one picture sixteen seconds
-    assert "timed 1 image, " in shown.output and not (tmp_path / "x").exists()
+    assert "timed 1 image, " in result.output and not (tmp_path / "x").exists()
     # Each image: a shared pass, 4,000 masks, 2 end points, 2 methods x 2 curves x 49; 18 images, twice.
     inputs = 18 * 2 * (1 + 4000 + 2 + 2 * 2 * 49)
-    assert f"about {inputs:,} inputs" in shown.output
-    line = next(line for line in shown.output.splitlines() if "estimated time" in line)
+    assert f"about {inputs:,} inputs" in result.output
+    line = next(line for line in result.output.splitlines() if "estimated time" in line)
     minutes = int(line.split("about ")[1].split(" min")[0])
     assert 0.7 < minutes / (0.004 * inputs / 60) < 3

@@ -36,10 +36,10 @@ def study(tmp_path: Path) -> Path:
     return path
 
 
-def swap(one: Path, other: Path) -> None:
+def swap(first: Path, other: Path) -> None:
     """Exchange the contents of two files, and leave no trace in their times."""
-    contents, times = [p.read_bytes() for p in (one, other)], [p.stat() for p in (one, other)]
-    for path, content, before in zip((one, other), reversed(contents), times, strict=True):
+    contents, times = [p.read_bytes() for p in (first, other)], [p.stat() for p in (first, other)]
+    for path, content, before in zip((first, other), reversed(contents), times, strict=True):
         path.write_bytes(content)
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 

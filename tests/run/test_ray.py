@@ -38,9 +38,9 @@ def deadly():
 
 def ray(study: Path, out: Path) -> str:
     process = start(study, out, "--engine", "ray")
-    shown, _ = process.communicate(timeout=180)
-    assert process.returncode == 0, shown
-    return shown
+    output, _ = process.communicate(timeout=180)
+    assert process.returncode == 0, output
+    return output
 
 
 def test_ray_gives_the_rows_and_maps_of_the_local_engine_though_a_worker_dies(tmp_path: Path) -> None:
@@ -49,9 +49,9 @@ def test_ray_gives_the_rows_and_maps_of_the_local_engine_though_a_worker_dies(tm
     study.write_text(study.read_text().replace("net.py:tiny", "net.py:deadly"))
     run_study(study, tmp_path / "local")
     (tmp_path / "bullet").touch()
-    shown = ray(study, tmp_path / "ray")
+    output = ray(study, tmp_path / "ray")
     assert not (tmp_path / "bullet").exists(), "no worker died"
-    assert "14 of 14 units are done" in shown
+    assert "14 of 14 units are done" in output
     assert fingerprint(tmp_path / "ray") == fingerprint(tmp_path / "local")
 
 
@@ -105,8 +105,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     make_study(growing, images=6, checkpoints=["epochs/epoch01.pt"])
     code = STAYS.format(tests=str(Path(__file__).parents[1]))
     command = [sys.executable, "-c", code, str(meeting), str(growing)]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert told.returncode == 0, told.stderr
+    process = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert process.returncode == 0, process.stderr
     return meeting, growing
 
 

@@ -16,25 +16,27 @@ EXPECTED = reference.read_rows()
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> reference.Rows:
+def actual(tmp_path_factory: pytest.TempPathFactory) -> reference.Rows:
     return reference.compute(tmp_path_factory.mktemp("reference"))
 
 
-def test_same_rows_for_the_same_reasons(found: reference.Rows) -> None:
-    assert found.keys() == EXPECTED.keys()
-    assert {k: reason for k, (_, reason) in found.items()} == {
+def test_same_rows_for_the_same_reasons(actual: reference.Rows) -> None:
+    assert actual.keys() == EXPECTED.keys()
+    assert {k: reason for k, (_, reason) in actual.items()} == {
         k: reason for k, (_, reason) in EXPECTED.items()
     }
 
 
 @pytest.mark.skipif(reference.made_with() != RECORDED, reason=f"bits are compared on {RECORDED}")
-def test_same_bits(found: reference.Rows) -> None:
-    other = {key: (EXPECTED[key][0], found[key][0]) for key in EXPECTED if found[key][0] != EXPECTED[key][0]}
+def test_same_bits(actual: reference.Rows) -> None:
+    other = {
+        key: (EXPECTED[key][0], actual[key][0]) for key in EXPECTED if actual[key][0] != EXPECTED[key][0]
+    }
     assert not other, f"{len(other)} rows changed; see tests/reference_rows.py"
 
 
-def test_near_everywhere(found: reference.Rows) -> None:
-    assert reference.strays(EXPECTED, found) == []
+def test_near_everywhere(actual: reference.Rows) -> None:
+    assert reference.strays(EXPECTED, actual) == []
 
 
 def test_every_method_and_every_metric_of_a_run_is_in_it() -> None:
@@ -47,8 +49,8 @@ def test_every_method_and_every_metric_of_a_run_is_in_it() -> None:
     }
     assert {parse_call(text)[0] for text in run} == methods
     in_a_run = {name for name in metrics.names() if _ours(metrics.get(name)) and _runs(name)}
-    asked = [text for study in reference.STUDIES.values() for text in set(study["metrics"])]
-    assert {r.entry.name for text in asked for r in read_metrics([text])} == in_a_run
+    measured = [text for study in reference.STUDIES.values() for text in set(study["metrics"])]
+    assert {r.entry.name for text in measured for r in read_metrics([text])} == in_a_run
 
 
 def test_most_of_it_is_numbers() -> None:
@@ -65,10 +67,10 @@ def test_most_of_it_is_numbers() -> None:
 
 def test_maps_that_ignore_the_network_are_exactly_their_own_shadows() -> None:
     of = {key: value for key, (value, _) in EXPECTED.items() if key[-1].startswith("specificity_weights")}
-    found = [
+    values = [
         value for key, value in of.items() if key[-2] in ("edges", "centre", "random") and value != "nan"
     ]
-    assert len(found) > 20 and {float.fromhex(value) for value in found} == {0.0}
+    assert len(values) > 20 and {float.fromhex(value) for value in values} == {0.0}
 
 
 @pytest.mark.parametrize(("column", "name"), [(-1, "dts"), (-2, "edges"), (-1, "accuracy")])

@@ -100,11 +100,11 @@ def test_rows_are_what_the_library_says(finished: Path) -> None:
     rows = run.scores().sql(
         "select image, explained, value from scores where checkpoint = 'epoch02' and metric = 'probability'"
     )
-    found = {(row["image"], row["explained"]): row["value"] for row in rows}
-    assert len(found) == 2 * len(source)
+    values = {(row["image"], row["explained"]): row["value"] for row in rows}
+    assert len(values) == 2 * len(source)
     for i, name in enumerate(ids):
         for c in range(2):
-            assert found[name, c] == pytest.approx(float(chances[i, c]), abs=1e-6)
+            assert values[name, c] == pytest.approx(float(chances[i, c]), abs=1e-6)
 
 
 def test_group_rows_are_what_the_metrics_say(finished: Path) -> None:
@@ -257,11 +257,11 @@ def test_other_weights_or_pictures_are_refused(tmp_path: Path) -> None:
     study = make_study(tmp_path, images=6, methods=["gradcam"], metrics=[])
     run_study(study, tmp_path / "out")
     picture = tmp_path / "pictures" / "cat" / "000.png"
-    kept = picture.read_bytes()
+    content = picture.read_bytes()
     Image.new("RGB", (9, 9)).save(picture)
     with pytest.raises(StoreError, match="the images are not those of the run"):
         run_study(study, tmp_path / "out")
-    picture.write_bytes(kept)
+    picture.write_bytes(content)
     (tmp_path / "epochs" / "epoch01.pt").write_bytes((tmp_path / "epochs" / "epoch02.pt").read_bytes())
     with pytest.raises(StoreError, match="weights of 'epoch01'"):
         run_study(study, tmp_path / "out")
@@ -298,9 +298,9 @@ def break_pictures(folder: Path) -> tuple[set[str], set[str]]:
 def test_broken_pictures_are_rows_with_a_reason_and_the_run_goes_on(tmp_path: Path) -> None:
     study = make_study(tmp_path, checkpoints="epochs/epoch01.pt")
     bad, good = break_pictures(tmp_path / "pictures" / "cat")
-    shown = CliRunner().invoke(main, ["run", str(study), "--out", str(tmp_path / "out")])
-    assert shown.exit_code == 1, shown.output
-    assert f"{len(bad)} images could not be used" in shown.output
+    result = CliRunner().invoke(main, ["run", str(study), "--out", str(tmp_path / "out")])
+    assert result.exit_code == 1, result.output
+    assert f"{len(bad)} images could not be used" in result.output
     scores = RunFolder.open(tmp_path / "out").scores()
     broken = scores.sql("select image, reason, value from scores where metric = 'image'")
     assert {row["image"] for row in broken} == {f"cat/{name}" for name in bad}
@@ -340,9 +340,9 @@ def test_a_run_says_how_many_pictures_got_no_answer(tmp_path: Path) -> None:
     study = make_study(tmp_path, images=6, metrics=[], checkpoints="epochs/epoch01.pt")
     weights = torch.load(tmp_path / "epochs" / "epoch01.pt")
     torch.save({name: w * math.nan for name, w in weights.items()}, tmp_path / "epochs" / "epoch01.pt")
-    shown = CliRunner().invoke(main, ["run", str(study), "--out", str(tmp_path / "out")])
-    assert shown.exit_code == 1, shown.output
-    assert "6 images got no answer: the network's output is NaN or infinite" in shown.output
+    result = CliRunner().invoke(main, ["run", str(study), "--out", str(tmp_path / "out")])
+    assert result.exit_code == 1, result.output
+    assert "6 images without a prediction: the network's output is NaN or infinite" in result.output
 
 
 def test_weights_that_change_during_a_run_are_refused(tmp_path: Path) -> None:
@@ -361,20 +361,20 @@ def test_units_do_not_depend_on_the_shard_or_the_engine(finished: Path) -> None:
 
 
 def test_dry_run_counts_and_writes_nothing(finished: Path) -> None:
-    shown = CliRunner().invoke(
+    result = CliRunner().invoke(
         main, ["run", str(finished / "study.toml"), "--out", str(finished / "x"), "--dry-run", "--trust"]
     )
-    assert shown.exit_code == 0, shown.output
-    assert "10 of up to 4 images, 4 about whole checkpoints; 0 done" in shown.output
-    assert "1 threads" not in shown.output and not (finished / "x").exists()
+    assert result.exit_code == 0, result.output
+    assert "10 of up to 4 images, 4 about whole checkpoints; 0 done" in result.output
+    assert "1 threads" not in result.output and not (finished / "x").exists()
     # Each image: one shared pass, 2 end points, 3 methods x 2 curves x 3 inner points; for 18 images, twice.
-    assert f"about {18 * 2 * (1 + 2 + 18):,} inputs" in shown.output
+    assert f"about {18 * 2 * (1 + 2 + 18):,} inputs" in result.output
 
 
 def test_sql_and_export(finished: Path, tmp_path: Path) -> None:
     run = CliRunner().invoke
-    shown = run(main, ["sql", str(finished / "out"), "select count(*) as n from scores", "--format", "csv"])
-    rows = int(shown.output.split()[1])
+    counted = run(main, ["sql", str(finished / "out"), "select count(*) as n from scores", "--format", "csv"])
+    rows = int(counted.output.split()[1])
     names = {form: str(tmp_path / f"scores.{form}") for form in ("csv", "parquet", "latex")}
     wrote = run(
         main, ["export", str(finished / "out"), *(a for f, p in names.items() for a in (f"--{f}", p))]
@@ -385,8 +385,8 @@ def test_sql_and_export(finished: Path, tmp_path: Path) -> None:
     assert "columns" in run(main, ["sql", str(finished / "out"), "select nonsense from scores"]).output
     help_text = " ".join(run(main, ["sql", "--help"]).output.split())
     for query in re.findall(r'heatproof sql runs/first "(.*?)"', help_text)[:2]:
-        rows = run(main, ["sql", str(finished / "out"), query, "--format", "json"])
-        assert rows.exit_code == 0 and len(json.loads(rows.output)) >= 5, query
+        queried = run(main, ["sql", str(finished / "out"), query, "--format", "json"])
+        assert queried.exit_code == 0 and len(json.loads(queried.output)) >= 5, query
     assert run(main, ["sql", str(tmp_path), "from scores"]).exit_code == 2
 
 
@@ -418,9 +418,9 @@ def test_the_pictures_are_kept_as_the_model_sees_them(finished: Path, tmp_path: 
     run, source = RunFolder.open(finished / "out"), open_source("folder", finished / "pictures")
     model = hp.load_model(f"{finished}/net.py:tiny")
     for i, sample in enumerate(source.samples):
-        shown = model.preprocess.restore(model.preprocess(source.open(i))[None])[0]
-        kept = np.asarray(Image.open(run.pictures().path(sample.id)))  # noise: stored as JPEG
-        assert np.abs(kept / 255 - shown.permute(1, 2, 0).numpy()).mean() < 0.06
+        expected = model.preprocess.restore(model.preprocess(source.open(i))[None])[0]
+        pixels = np.asarray(Image.open(run.pictures().path(sample.id)))  # noise: stored as JPEG
+        assert np.abs(pixels / 255 - expected.permute(1, 2, 0).numpy()).mean() < 0.06
     assert len(list((run.path / "pictures").iterdir())) == len(source)
     without = run_study(make_study(tmp_path, run="pictures = false"), tmp_path / "out").folder
     assert not (without.path / "pictures").exists()
@@ -440,11 +440,11 @@ def test_the_curve_behind_an_area_is_kept(finished: Path) -> None:
     for row in rows:
         by_image.setdefault(row["image"], {})[row["metric"]] = row["value"]
     assert by_image
-    for found in by_image.values():
-        heights = [found[f"insertion_at_{percent}(steps=4)"] for percent in range(0, 101, 10)]
+    for scores in by_image.values():
+        heights = [scores[f"insertion_at_{percent}(steps=4)"] for percent in range(0, 101, 10)]
         # four steps: the curve bends at 0, 25, 50, 75 and 100 %, of which 0, 50 and 100 are among these
         assert heights[1] - heights[0] == pytest.approx(heights[2] - heights[1], abs=1e-5)
-        assert min(heights) - 0.2 <= found["insertion(steps=4)"] <= max(heights) + 0.2
+        assert min(heights) - 0.2 <= scores["insertion(steps=4)"] <= max(heights) + 0.2
 
 
 def test_cose_over_checkpoints_comes_from_stored_maps(
@@ -469,18 +469,18 @@ def test_cose_over_checkpoints_comes_from_stored_maps(
             maps.append(comparable(hp.explain(model, images, method)[method]))
             guesses.append(model.logits(images).argmax(1))
         alike, same = hp.metrics.ssim(*maps), guesses[0] == guesses[1]
-        found = {
+        scores = {
             row["metric"]: row["value"]
             for row in run.scores().sql(
                 f"select metric, value from scores where metric like 'cose%' and method = '{method}'"
             )
         }
-        assert found["cose_to(epoch02)"] == pytest.approx(float(alike.nanmean()), abs=5e-3)
-        assert found["cose_same"] + found["cose_changed"] == len(ids)
+        assert scores["cose_to(epoch02)"] == pytest.approx(float(alike.nanmean()), abs=5e-3)
+        assert scores["cose_same"] + scores["cose_changed"] == len(ids)
         if same.any():
-            assert found["cose_consistency"] == pytest.approx(float(alike[same].mean()), abs=5e-3)
+            assert scores["cose_consistency"] == pytest.approx(float(alike[same].mean()), abs=5e-3)
         if not same.all():
-            assert found["cose_sensitivity"] == pytest.approx(float(1 - alike[~same].mean()), abs=5e-3)
+            assert scores["cose_sensitivity"] == pytest.approx(float(1 - alike[~same].mean()), abs=5e-3)
 
 
 def test_cose_needs_checkpoints_and_predicted_classes(tmp_path: Path) -> None:
@@ -572,12 +572,12 @@ def test_a_block_whose_metrics_run_out_of_memory_is_computed_in_halves(
     run_study(study, tmp_path / "halves")
     assert sizes == [9, 5, 3, 2, 4, 2, 2]
     query = "select image, method, metric, label, explained, reason, value from scores order by all"
-    one, other = (RunFolder.open(tmp_path / name).scores().sql(query) for name in ("whole", "halves"))
-    assert [{**row, "value": 0} for row in one] == [{**row, "value": 0} for row in other]
-    values = [[row["value"] for row in rows] for rows in (one, other)]
+    first, other = (RunFolder.open(tmp_path / name).scores().sql(query) for name in ("whole", "halves"))
+    assert [{**row, "value": 0} for row in first] == [{**row, "value": 0} for row in other]
+    values = [[row["value"] for row in rows] for rows in (first, other)]
     assert values[1] == pytest.approx(values[0], abs=2e-3, nan_ok=True)
     stores = [RunFolder.open(tmp_path / name).maps() for name in ("whole", "halves")]
-    assert torch.allclose(*(store.read("epoch01", "gradcam").values for store in stores), atol=1e-3)
+    assert torch.allclose(*(store.read("epoch01", "gradcam").values for store in stores), atol=1e-3)  # type: ignore[misc]
 
 
 def test_a_resolved_study_runs_like_its_file_and_extends(finished: Path, tmp_path: Path) -> None:

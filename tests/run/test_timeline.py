@@ -9,7 +9,7 @@ import pytest
 from heatproof.timeline import FRAME, NOTHING, recording, span
 
 
-def test_nobody_recording_is_one_shared_empty_context() -> None:
+def test_without_recording_spans_share_an_empty_context() -> None:
     with recording():
         pass
     assert span("forward", inputs=3) is NOTHING and span("decode") is NOTHING
@@ -17,13 +17,13 @@ def test_nobody_recording_is_one_shared_empty_context() -> None:
         pass
 
 
-def test_a_span_knows_its_stage_and_its_inputs() -> None:
-    with recording() as kept, span(FRAME, "u1"), span("metric", "insertion"), span("forward", inputs=7):
+def test_a_span_has_its_stage_and_inputs() -> None:
+    with recording() as recorded, span(FRAME, "u1"), span("metric", "insertion"), span("forward", inputs=7):
         pass
-    inner, metric, unit = kept.spans
+    inner, metric, unit = recorded.spans
     assert (inner.name, inner.inputs, inner.stage) == ("forward", 7, ("metric", "insertion"))
     assert metric.stage == ("metric", "insertion") and unit.stage == (FRAME, "u1")
-    assert unit.start <= metric.start <= inner.start <= inner.end <= metric.end <= unit.end <= kept.ended
+    assert unit.start <= metric.start <= inner.start <= inner.end <= metric.end <= unit.end <= recorded.ended
 
 
 def test_threads_have_stages_of_their_own() -> None:
@@ -31,17 +31,17 @@ def test_threads_have_stages_of_their_own() -> None:
         with span("decode"):
             pass
 
-    with recording() as kept, span("metric", "a"):
+    with recording() as recorded, span("metric", "a"):
         thread = threading.Thread(target=decode, name="decoder")
         thread.start()
         thread.join()
-    decoded, metric = kept.spans
-    assert decoded.stage == ("decode", "") and decoded.thread != metric.thread == kept.main
-    assert kept.names[decoded.thread] == "decoder"
+    decoded, metric = recorded.spans
+    assert decoded.stage == ("decode", "") and decoded.thread != metric.thread == recorded.main
+    assert recorded.names[decoded.thread] == "decoder"
 
 
 def test_an_error_ends_the_span_and_the_recording() -> None:
-    with pytest.raises(RuntimeError), recording() as kept, span("metric", "a"):
+    with pytest.raises(RuntimeError), recording() as recorded, span("metric", "a"):
         raise RuntimeError
-    assert [one.name for one in kept.spans] == ["metric"] and kept.ended > 0
+    assert [span_.name for span_ in recorded.spans] == ["metric"] and recorded.ended > 0
     assert span("x") is NOTHING

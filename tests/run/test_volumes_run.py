@@ -93,11 +93,11 @@ def run(study: Path) -> RunFolder:
 
 def test_every_metric_has_numbers(run: RunFolder) -> None:
     rows = run.scores().sql("select metric, method, value from scores where not isnan(value)")
-    found = {(row["metric"].partition("(")[0], row["method"].partition("(")[0]) for row in rows}
+    pairs = {(row["metric"].partition("(")[0], row["method"].partition("(")[0]) for row in rows}
     real = ("gradcam", "gradient", "occlusion", "random", "edges")
     for metric in ("insertion", "deletion", "pointing", "inside", "cscore"):
-        assert {method for of, method in found if of == metric} == set(real), metric
-    assert ("auc", "") in found
+        assert {method for of, method in pairs if of == metric} == set(real), metric
+    assert ("auc", "") in pairs
 
 
 def test_the_gradient_points_at_the_lesion_and_noise_does_not(run: RunFolder) -> None:
@@ -117,8 +117,8 @@ def test_maps_come_back_as_volumes(run: RunFolder) -> None:
 
 def test_the_report_shows_the_planes_with_most_heat(run: RunFolder) -> None:
     data = read_run(run)
-    shown = gallery(data)
-    record = next(one for one in shown["images"] if one["picture"])
+    content = gallery(data)
+    record = next(image for image in content["images"] if image["picture"])
     planes = run.pictures().planes(record["id"])
     assert planes is not None and len(planes) == 3
     assert record["planes"] == "planes: sagittal x {}, coronal y {}, axial z {}".format(*planes)
@@ -133,7 +133,7 @@ def test_the_report_shows_the_planes_with_most_heat(run: RunFolder) -> None:
     real = [
         maps for method in data.real for maps in [run.maps().read(data.checkpoint, method, [record["id"]])]
     ]
-    heat = torch.stack([one.upsample()[0] for one in real]).mean(0)
+    heat = torch.stack([draw.upsample()[0] for draw in real]).mean(0)
     assert heat.sum((1, 2)).argmax() == planes[0]
 
 
@@ -160,7 +160,7 @@ def test_axes_are_called_as_the_source_calls_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "instead", "said"),
+    ("line", "instead", "message"),
     [
         ('"gradcam", ', '"rise", ', "methods: rise is not built for volumes; leave it out or use one of"),
         (
@@ -172,21 +172,23 @@ def test_axes_are_called_as_the_source_calls_them() -> None:
         ("size = [12, 20, 16]", "size = [12, 20]", "resize"),
     ],
 )
-def test_what_cannot_work_is_said_before_any_work(study: Path, line: str, instead: str, said: str) -> None:
+def test_what_cannot_work_is_reported_before_any_work(
+    study: Path, line: str, instead: str, message: str
+) -> None:
     other = study.with_name("other.toml")
     other.write_text(STUDY.replace(line, instead))
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         hp.run(other, out=study.parent / "other")
 
 
 def test_the_command_line_draws_the_planes_of_a_scan(study: Path, tmp_path: Path) -> None:
-    asked = ["explain", f"{study.parent}/network.py:network", str(study.parent / "1.nii.gz")]
+    command = ["explain", f"{study.parent}/network.py:network", str(study.parent / "1.nii.gz")]
     options = ["--window", "40,400", "--methods", "gradcam,gradient", "--out", str(tmp_path)]
-    done = CliRunner().invoke(main, asked + options)
+    done = CliRunner().invoke(main, command + options)
     assert done.exit_code == 0, done.output
     with Image.open(tmp_path / "1.nii.gradient.png") as drawn:
         assert drawn.size == (96 * 3 + 4, 96)
-    refused = CliRunner().invoke(main, asked)
+    refused = CliRunner().invoke(main, command)
     assert refused.exit_code == 1 and "set preprocess.window" in refused.output.replace("\n", " ")
 
 
@@ -199,11 +201,11 @@ def test_voxels_of_one_size_in_a_run(study: Path, tmp_path: Path) -> None:
     lines = (study.parent / "volumes.csv").read_text().splitlines()
     (study.parent / "two.csv").write_text("\n".join([lines[0], lines[2], "long.nii.gz,faint,1.mask.nii.gz"]))
     text = STUDY.replace("volumes.csv", "two.csv").replace('"cscore",', "").replace('"auc", ', "")
-    said: list[str] = []
+    messages: list[str] = []
     for name, line in (("stretched", ""), ("alike", "spacing = [1.5, 1.5, 1.5]\n")):
         (study.parent / f"{name}.toml").write_text(text.replace("[preprocess]\n", f"[preprocess]\n{line}"))
-        prepared = prepare(study.parent / f"{name}.toml", tmp_path / name, say=said.append)
-    assert [one.partition(",")[0] for one in said] == ["voxels differ between volumes"]
+        prepared = prepare(study.parent / f"{name}.toml", tmp_path / name, say=messages.append)
+    assert [message.partition(",")[0] for message in messages] == ["voxels differ between volumes"]
     model = prepared.opened.model("own")
     ((batch, _),) = batches(prepared.opened.source, model.preprocess)
     assert (batch.images[0] - batch.images[1]).abs().mean() < 0.03
@@ -217,7 +219,7 @@ def test_an_album_and_a_contrast_test_are_of_pictures(run: RunFolder) -> None:
         torch.nn.Conv3d(1, 2, 1), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool3d(1), torch.nn.Flatten()
     )
     volumes = torch.rand(4, 1, 4, 8, 8)
-    with pytest.raises(InputError, match="an evidence album is made of images"):
+    with pytest.raises(InputError, match="an album needs images"):
         make_album(net, volumes, hp.explain(net, volumes, "gradcam", targets=1))
     with pytest.raises(InputError, match="plants its token in images"):
         make_pair(net, volumes, [0, 1, 0, 1])
@@ -247,12 +249,12 @@ def test_five_channels_of_sixteen_bits_to_the_end(tmp_path: Path) -> None:
         "select value from scores where metric like 'insertion(%' and not isnan(value)"
     )
     assert len(rows) >= 4
-    assert {one["planes"] for one in gallery(read_run(folder))["images"]} == {""}
-    (shown,) = [folder.pictures().read("a/0.npy")]
-    assert shown is not None
+    assert {image["planes"] for image in gallery(read_run(folder))["images"]} == {""}
+    (picture,) = [folder.pictures().read("a/0.npy")]
+    assert picture is not None
     wanted = np.load(tmp_path / "set" / "a" / "0.npy").mean(2) / 257
-    found = np.asarray(Image.open(io.BytesIO(shown)).convert("L"), float)
-    assert np.abs(found - wanted).mean() < 3
+    pixels = np.asarray(Image.open(io.BytesIO(picture)).convert("L"), float)
+    assert np.abs(pixels - wanted).mean() < 3
 
 
 def test_a_monitor_shows_the_middle_planes(tmp_path: Path) -> None:
@@ -263,18 +265,20 @@ def test_a_monitor_shows_the_middle_planes(tmp_path: Path) -> None:
     report = hp.monitor.Monitor(volumes, labels, methods=["gradcam"], out=tmp_path / "watched").step(net, 1)
     assert report.n == 4
     assert report.pictures.shape[:3] == report.heat["gradcam"].shape == (2, 10, 8 + 2 + 8 + 2 + 10)
-    (said,) = {one["planes"] for one in gallery(read_run(RunFolder.open(tmp_path / "watched")))["images"]}
-    assert said == "planes: depth 3, height 5, width 4"
+    (planes,) = {
+        image["planes"] for image in gallery(read_run(RunFolder.open(tmp_path / "watched")))["images"]
+    }
+    assert planes == "planes: depth 3, height 5, width 4"
 
 
 def test_methods_of_a_run_over_volumes_are_compared(run: RunFolder) -> None:
-    found = hp.compare(f"{run.path}@gradcam", f"{run.path}@gradient")
-    assert len(found.moved) == 6 and found.differences
+    comparison = hp.compare(f"{run.path}@gradcam", f"{run.path}@gradient")
+    assert len(comparison.moved) == 6 and comparison.differences
 
 
 def test_an_audit_of_scans_says_what_it_lacks(study: Path, tmp_path: Path) -> None:
-    asked = ["audit", f"{study.parent}/network.py:network", str(study.parent / "volumes.csv")]
-    done = CliRunner().invoke(main, [*asked, "--minutes", "1", "--out", str(tmp_path / "audit")])
-    said = " ".join(done.output.split())
-    assert done.exit_code == 2 and "lists NIfTI volumes" in said
-    assert "no image that was tried can be used" in said and "set preprocess.window" in said
+    command = ["audit", f"{study.parent}/network.py:network", str(study.parent / "volumes.csv")]
+    done = CliRunner().invoke(main, [*command, "--minutes", "1", "--out", str(tmp_path / "audit")])
+    output = " ".join(done.output.split())
+    assert done.exit_code == 2 and "lists NIfTI volumes" in output
+    assert "no image that was tried can be used" in output and "set preprocess.window" in output

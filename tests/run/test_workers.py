@@ -21,10 +21,10 @@ def test_units_do_not_wait_for_those_of_another_worker(tmp_path: Path) -> None:
     study, out = make_study(tmp_path, images=16), tmp_path / "out"
     slow = start(study, out, "--shard", "0/2", script=STANDS_STILL)
     try:
-        told, _ = start(study, out, "--shard", "1/2").communicate(timeout=120)
+        output, _ = start(study, out, "--shard", "1/2").communicate(timeout=120)
         assert slow.poll() is None, "it did not stand still"
         status = RunFolder.open(out).status()
-        assert status.done == 4, told  # its half of the blocks: 2 checkpoints x 2 of 4
+        assert status.done == 4, output  # its half of the blocks: 2 checkpoints x 2 of 4
     finally:
         slow.send_signal(signal.SIGKILL)
         slow.communicate()

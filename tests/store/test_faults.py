@@ -62,8 +62,8 @@ def half_writer(out: Path, seconds: float, *command: str) -> tuple[subprocess.Po
         [*command, sys.executable, "-c", HALF, str(out), str(seconds)], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
-    with process.stdout as told:
-        return process, Path(told.readline().strip())
+    with process.stdout as stream:
+        return process, Path(stream.readline().strip())
 
 
 def other_namespace() -> list[str]:
@@ -109,7 +109,7 @@ def wait_until(condition: object, seconds: float = 20) -> None:
         time.sleep(0.05)
 
 
-def test_a_silent_machine_is_given_up_and_a_living_one_is_not(
+def test_a_machine_without_heartbeat_is_given_up_and_a_live_machine_is_not(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = folder / "out"
@@ -136,9 +136,9 @@ def test_shards_that_overlap_are_refused_while_both_would_run(
     process = start(study, out, "--shard", shards[0], script=SLOW.replace("0.3", "3"))
     try:
         wait_for(lambda: list((out / "seals").glob("*.json")), process)
-        shown = CliRunner().invoke(main, ["run", str(study), "--out", str(out), "--shard", shards[1]])
-        assert shown.exit_code == 2 and "shards of one run all have the same count" in " ".join(
-            shown.output.split()
+        result = CliRunner().invoke(main, ["run", str(study), "--out", str(out), "--shard", shards[1]])
+        assert result.exit_code == 2 and "shards of one run all have the same count" in " ".join(
+            result.output.split()
         )
     finally:
         process.kill()
@@ -163,9 +163,9 @@ def test_a_full_disk_is_a_sentence_and_the_run_goes_on_when_there_is_room(
     whole: Path, small_disk: Path
 ) -> None:
     out = small_disk / "out"
-    shown = CliRunner().invoke(main, ["run", str(whole / "study.toml"), "--out", str(out)])
-    assert shown.exit_code == 2 and "the disk is full; free some space" in " ".join(shown.output.split())
-    assert "Traceback" not in shown.output
+    result = CliRunner().invoke(main, ["run", str(whole / "study.toml"), "--out", str(out)])
+    assert result.exit_code == 2 and "the disk is full; free some space" in " ".join(result.output.split())
+    assert "Traceback" not in result.output
     assert not RunFolder.open(out).status().complete
     subprocess.run(["mount", "-o", "remount,size=20m", small_disk], check=True)
     run_study(whole / "study.toml", out)
@@ -182,12 +182,12 @@ def test_memory_that_runs_out_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(NETWORK.replace("\ndef tiny", greedy + "\ndef tiny").replace(
         "nn.Conv2d(3, 6, 3, 2), nn.ReLU()", "nn.Conv2d(3, 6, 3, 2), nn.Sequential(nn.ReLU(), Greedy())"
     ))  # fmt: skip
-    shown = CliRunner().invoke(main, ["run", str(study), "--out", str(out)])
-    assert shown.exit_code == 2 and "not enough memory for a batch of 4 images" in " ".join(
-        shown.output.split()
+    result = CliRunner().invoke(main, ["run", str(study), "--out", str(out)])
+    assert result.exit_code == 2 and "not enough memory for a batch of 4 images" in " ".join(
+        result.output.split()
     )
-    found = RunFolder.open(out).status()
-    assert found.state == "failed" and "not enough memory" in found.reason and found.used == 0
+    status = RunFolder.open(out).status()
+    assert status.state == "failed" and "not enough memory" in status.reason and status.used == 0
 
 
 def test_a_crash_has_a_code_of_its_own(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,8 +195,10 @@ def test_a_crash_has_a_code_of_its_own(whole: Path, monkeypatch: pytest.MonkeyPa
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr(RunFolder, "status", crash)
-    shown = CliRunner().invoke(main, ["verify", str(whole / "out")])
-    assert shown.exit_code == 3 and "ZeroDivisionError" in shown.output and "please report it" in shown.output
+    result = CliRunner().invoke(main, ["verify", str(whole / "out")])
+    assert (
+        result.exit_code == 3 and "ZeroDivisionError" in result.output and "please report it" in result.output
+    )
 
 
 def test_clocks_that_are_ahead_change_nothing(folder: Path) -> None:
@@ -216,7 +218,7 @@ def test_killed_anywhere_the_folder_verifies_or_says_what_is_left(folder: Path) 
         wait_for(lambda n=units: len(list((out / "seals").glob("*.json"))) >= n, process)  # type: ignore[misc]
         process.send_signal(signal.SIGKILL)
         process.communicate()
-        shown = CliRunner().invoke(main, ["verify", str(out)])
-        assert shown.exit_code == 0 and "failed (its process was killed" in shown.output, shown.output
+        result = CliRunner().invoke(main, ["verify", str(out)])
+        assert result.exit_code == 0 and "failed (its process was killed" in result.output, result.output
     run_study(study, out)
     assert fingerprint(out) == fingerprint(folder / "out")

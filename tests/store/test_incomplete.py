@@ -64,9 +64,9 @@ def test_a_run_of_unknown_state_is_not_complete(tmp_path: Path) -> None:
     rule = "gate", folder.path, "--rule", "follows gradcam"
     assert judge(read_run(folder)).level == "clear" and heatproof(*rule).exit_code == 0
     (folder.path / "plan.json").unlink()
-    found = judge(read_run(folder))
-    assert found.headline == UNDECIDED and found.level == "thin"
-    assert "the run is not complete: unknown (plan.json" in found.notes[0]
+    verdict = judge(read_run(folder))
+    assert verdict.headline == UNDECIDED and verdict.level == "thin"
+    assert "the run is not complete: unknown (plan.json" in verdict.notes[0]
     gate = heatproof(*rule)
     assert gate.exit_code == 1 and "unknown (plan.json" in " ".join(gate.output.split())
     verify = heatproof("verify", folder.path)
@@ -139,10 +139,10 @@ def test_what_vanishes_during_a_run_is_an_error_that_names_it(
         return compute(self, *given)
 
     monkeypatch.setattr(worker.Worker, "compute", losing)
-    told = heatproof("run", study, "--out", out)
+    result = heatproof("run", study, "--out", out)
     named = {"seal": "seals/", "part": "scores/", "folder": "run.json", "run.json": "run.json"}[what]
-    assert told.exit_code == 2 and "other shards" not in told.output, told.output
-    assert named in told.output.rpartition("error: ")[2] and str(out) in told.output.replace("\n", "")
+    assert result.exit_code == 2 and "other shards" not in result.output, result.output
+    assert named in result.output.rpartition("error: ")[2] and str(out) in result.output.replace("\n", "")
     monkeypatch.undo()
     assert run_study(study, out).done == 3 and heatproof("verify", out).exit_code == 0
 
@@ -152,8 +152,8 @@ def test_a_report_is_written_whichever_unit_is_deleted(out: Path, unit: int) -> 
     seal = sorted((out / "seals").iterdir())[unit]
     for path in out.rglob(f"{seal.stem}*"):
         path.unlink()
-    told = heatproof("report", out)
-    assert told.exit_code == 0 and "the run is not complete: failed (1 of" in told.output
+    result = heatproof("report", out)
+    assert result.exit_code == 0 and "the run is not complete: failed (1 of" in result.output
 
 
 # --- stored images ------------------------------------------------------------------------------------------
@@ -161,14 +161,14 @@ def test_a_report_is_written_whichever_unit_is_deleted(out: Path, unit: int) -> 
 
 def test_swapped_images_are_not_shown_under_the_wrong_names(out: Path) -> None:
     data = read_run(RunFolder.open(out))
-    kept, (first, second) = data.folder.pictures(), data.images.ids[:2]
-    one, other = kept.path(first), kept.path(second)
-    assert one and other and {r["unavailable"] for r in gallery(data)["images"]} == {""}
-    moved = one.read_bytes()
-    one.write_bytes(other.read_bytes())
+    pictures, (first, second) = data.folder.pictures(), data.images.ids[:2]
+    first_path, other = pictures.path(first), pictures.path(second)
+    assert first_path and other and {r["unavailable"] for r in gallery(data)["images"]} == {""}
+    moved = first_path.read_bytes()
+    first_path.write_bytes(other.read_bytes())
     other.write_bytes(moved)
-    shown = {record["id"]: record for record in gallery(read_run(RunFolder.open(out)))["images"]}
-    for name, record in shown.items():
+    records = {record["id"]: record for record in gallery(read_run(RunFolder.open(out)))["images"]}
+    for name, record in records.items():
         assert (record["picture"] is None) == (name in (first, second))
         assert record["unavailable"] == (UNAVAILABLE if name in (first, second) else "")
     with pytest.raises(StoreError, match="not what was written"):
@@ -243,16 +243,16 @@ def test_no_value_of_another_type_crashes_a_command(out: Path, name: str) -> Non
     for i, content in enumerate(harmed(read_record(path))):
         write_record(path, content)
         for command, *options in (*ALWAYS, IN_TURN[i % len(IN_TURN)]):
-            told = heatproof(command, out, *options)
-            sentence = told.output.rpartition("error: ")[2].strip()
-            assert told.exit_code in (0, 1, 2), (path.read_text()[:2000], command, told.output)
-            assert told.exit_code != 2 or "\n" not in sentence, (command, told.output)
-            refused += told.exit_code > 0
+            result = heatproof(command, out, *options)
+            sentence = result.output.rpartition("error: ")[2].strip()
+            assert result.exit_code in (0, 1, 2), (path.read_text()[:2000], command, result.output)
+            assert result.exit_code != 2 or "\n" not in sentence, (command, result.output)
+            refused += result.exit_code > 0
     assert refused
 
 
 @pytest.mark.parametrize("way", [("checkpoint",), ("ids", 0), ("maps", 0, "values"), ("maps", 0, "method")])
-def test_an_index_of_maps_with_another_type_is_one_sentence(out: Path, way: tuple[Any, ...]) -> None:
+def test_an_index_of_maps_with_another_type_raises_a_clear_error(out: Path, way: tuple[Any, ...]) -> None:
     index = sorted((out / "maps").glob("*.json.gz"))[0]
     content = json.loads(gzip.decompress(index.read_bytes()))
     index.write_bytes(gzip.compress(json.dumps(with_other(content, way, [1])).encode()))
@@ -260,5 +260,5 @@ def test_an_index_of_maps_with_another_type_is_one_sentence(out: Path, way: tupl
     sealed = read_record(seal)
     sealed["files"][f"maps/{index.name}"] = digest(index)
     write_record(seal, sealed)
-    told = heatproof("report", out)
-    assert told.exit_code == 2 and index.name in told.output.replace("\n", "")
+    result = heatproof("report", out)
+    assert result.exit_code == 2 and index.name in result.output.replace("\n", "")

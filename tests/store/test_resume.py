@@ -66,9 +66,9 @@ def test_ten_kills_then_the_same_rows_and_no_unit_twice(tmp_path: Path) -> None:
     study = make_study(tmp_path, images=100, metrics=["cscore", "auc", "insertion(steps=2)"])
     log = tmp_path / "log"
     command = [sys.executable, "-c", KILLER, str(study), str(tmp_path / "killed"), str(log)]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert told.returncode == 0, told.stderr
-    report = json.loads(told.stdout.splitlines()[-1])
+    process = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert process.returncode == 0, process.stderr
+    report = json.loads(process.stdout.splitlines()[-1])
     assert report["kills"] == 10 and report["status"] == 0
     started = [line.split() for line in log.read_text().split("\n") if line]
     for attempt, done in enumerate(report["done_before"]):
@@ -98,9 +98,9 @@ def test_ctrl_c_leaves_a_run_that_resumes_and_a_second_process_is_refused(tmp_pa
     with pytest.raises(StoreError, match="is being written by process"):
         run_study(study, out)
     process.send_signal(signal.SIGINT)
-    shown, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, shown
-    assert f"to resume: heatproof run {study} --out {out}" in shown and "Traceback" not in shown
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert f"to resume: heatproof run {study} --out {out}" in output and "Traceback" not in output
     finished = RunFolder.open(out).done()
     assert 0 < len(finished) < 14
     assert run_study(study, out).done == 14
@@ -119,13 +119,13 @@ def test_two_shards_may_run_at_once(tmp_path: Path) -> None:
     study, out = make_study(tmp_path, metrics=["cscore", "auc"]), tmp_path / "out"
     other = start(study, out, "--shard", "1/2")
     run_study(study, out, shard=(0, 2))
-    shown, _ = other.communicate(timeout=60)
-    assert other.returncode == 0, shown
+    output, _ = other.communicate(timeout=60)
+    assert other.returncode == 0, output
     run_study(study, tmp_path / "whole")
     assert fingerprint(out) == fingerprint(tmp_path / "whole")
 
 
-def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_raises_a_clear_error(tmp_path: Path) -> None:
     study = make_study(tmp_path, images=4, metrics=[])
     (tmp_path / "taken").write_text("a file where the folder should be")
     with pytest.raises(StoreError, match="cannot write"):
@@ -149,7 +149,7 @@ def test_a_disk_that_fills_up_keeps_what_was_written(tmp_path: Path, monkeypatch
     assert run_study(study, out).done == 14  # and nobody holds the lock
 
 
-def test_a_read_only_disk_is_one_sentence(tmp_path: Path) -> None:
+def test_a_read_only_disk_raises_a_clear_error(tmp_path: Path) -> None:
     study, disk = make_study(tmp_path, images=4, metrics=[]), tmp_path / "disk"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", disk], capture_output=True).returncode:

@@ -20,8 +20,8 @@ PLAIN = ["gradcam"], ["accuracy"], "epochs/epoch01.pt"
 
 
 def status(out: Path) -> tuple[str, int, int, int, int]:
-    found = RunFolder.open(out).status()
-    return found.state, found.planned, found.used, found.broken, found.missing
+    status = RunFolder.open(out).status()
+    return status.state, status.planned, status.used, status.broken, status.missing
 
 
 @pytest.mark.parametrize(("sign", "state", "why"), [
@@ -36,9 +36,9 @@ def test_stopped_and_killed_runs_say_so(tmp_path: Path, sign: int, state: str, w
     assert running.state == "started" and "shard 0/1 is at work" in running.reason
     process.send_signal(sign)
     process.communicate(timeout=60)
-    found = RunFolder.open(out).status()
-    assert found.state == state and why in found.reason and 0 < found.used < 32
-    assert found.used + found.missing == 32 and not found.complete
+    current = RunFolder.open(out).status()
+    assert current.state == state and why in current.reason and 0 < current.used < 32
+    assert current.used + current.missing == 32 and not current.complete
     run_study(study, out)
     assert status(out) == ("complete", 32, 32, 0, 0)
 
@@ -52,9 +52,9 @@ def test_an_error_is_kept_with_its_sentence(tmp_path: Path, monkeypatch: pytest.
     with monkeypatch.context() as patched, pytest.raises(StoreError):
         patched.setattr(worker.Worker, "compute", fail)
         run_study(study, out)
-    found = RunFolder.open(out).status()
-    assert (found.state, found.reason) == ("failed", "cannot write it: the disk is full")
-    assert found.missing == 8
+    status = RunFolder.open(out).status()
+    assert (status.state, status.reason) == ("failed", "cannot write it: the disk is full")
+    assert status.missing == 8
 
 
 def test_shards_are_stopped_until_the_last_is_done(tmp_path: Path) -> None:
@@ -70,9 +70,9 @@ def test_a_deleted_part_makes_a_run_incomplete(tmp_path: Path) -> None:
     run_study(study, out)
     before = fingerprint(out)
     sorted((out / "scores").iterdir(), key=lambda p: p.stat().st_size)[-1].unlink()
-    found = RunFolder.open(out).status()
-    assert (found.state, found.done, found.units) == ("failed", 2, 3)
-    assert "1 of 3 units are missing, though it was complete" in found.reason
+    current = RunFolder.open(out).status()
+    assert (current.state, current.done, current.units) == ("failed", 2, 3)
+    assert "1 of 3 units are missing, though it was complete" in current.reason
     run_study(study, out)
     assert status(out)[0] == "complete" and fingerprint(out) == before
 
@@ -85,11 +85,11 @@ def test_broken_pictures_are_counted_and_sql_shows_it(tmp_path: Path) -> None:
     assert status(out) == ("complete", 8, 6, 2, 0)
     assert RunFolder.open(out).status().usable == 0.75
     query = "select state, planned, used, broken, missing, usable from status"
-    shown = CliRunner().invoke(main, ["sql", str(out), query, "--format", "csv"])
-    assert shown.output.splitlines()[1] == "complete,8,6,2,0,0.75"
+    result = CliRunner().invoke(main, ["sql", str(out), query, "--format", "csv"])
+    assert result.output.splitlines()[1] == "complete,8,6,2,0,0.75"
 
 
 def test_a_folder_without_a_plan_claims_nothing(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "run", Manifest.collect({}))
-    found = run.status()
-    assert (found.state, found.complete) == ("unknown", False) and "plan.json" in found.reason
+    status = run.status()
+    assert (status.state, status.complete) == ("unknown", False) and "plan.json" in status.reason

@@ -90,9 +90,9 @@ def test_any_rows_come_back_in_order(run: RunFolder, rows: list[Score]) -> None:
     assert [(r["image"], r["label"], r["method"]) for r in stored] == [
         (r.image, r.label, r.method) for r in rows
     ]
-    for found, given_row in zip(stored, rows, strict=True):
-        assert bits(found["value"]) == bits(given_row.value) or math.isnan(given_row.value)
-        assert math.isnan(found["value"]) == math.isnan(given_row.value)
+    for stored_row, given_row in zip(stored, rows, strict=True):
+        assert bits(stored_row["value"]) == bits(given_row.value) or math.isnan(given_row.value)
+        assert math.isnan(stored_row["value"]) == math.isnan(given_row.value)
 
 
 def test_a_name_that_is_not_unicode_is_stored_with_escapes(run: RunFolder) -> None:
@@ -147,8 +147,8 @@ def test_threads_may_write_units_at_the_same_time(run: RunFolder) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(write, range(8)))
-    found = run.scores().sql("select unit, count(*) as n, min(image) as first from scores group by all")
-    assert {(r["unit"], r["n"], r["first"]) for r in found} == {
+    rows = run.scores().sql("select unit, count(*) as n, min(image) as first from scores group by all")
+    assert {(r["unit"], r["n"], r["first"]) for r in rows} == {
         (unit(n).hash, 200, f"{n}-0.png") for n in range(8)
     }
 
@@ -168,7 +168,7 @@ def test_columns_are_arrays_and_parameters_are_bound(run: RunFolder) -> None:
 @pytest.mark.parametrize(
     "query", ["select wrong from scores", "selekt 1", "select cast(method as int) from scores"]
 )
-def test_a_wrong_query_is_one_sentence(run: RunFolder, query: str) -> None:
+def test_a_wrong_query_raises_a_clear_error(run: RunFolder, query: str) -> None:
     run.write_unit(unit(), [row()])
     with pytest.raises(InputError, match=r"the query failed: .*scores has the columns model, ") as error:
         run.scores().sql(query)
@@ -255,8 +255,10 @@ def test_csv_and_parquet_hold_every_row(run: RunFolder, tmp_path: Path) -> None:
     assert (rows[0]["label"], rows[2]["value"], rows[2]["reason"]) == ("", "nan", "undefined")
     run.scores().export(tmp_path / "rows.parquet", "parquet")
     with duckdb.connect() as database:
-        found = database.execute("select image from read_parquet(?)", [f"{tmp_path}/rows.parquet"]).fetchall()
-    assert [image for (image,) in found] == [r["image"] for r in rows]
+        images = database.execute(
+            "select image from read_parquet(?)", [f"{tmp_path}/rows.parquet"]
+        ).fetchall()
+    assert [image for (image,) in images] == [r["image"] for r in rows]
 
 
 def test_latex_shows_means_with_their_n(run: RunFolder, tmp_path: Path) -> None:
@@ -348,7 +350,7 @@ def test_config_hash_ignores_the_order_of_keys() -> None:
         ({"tau": 0.5}, {"tau": "0.5"}, "tau was 0.5 and is now '0.5'", False),
     ],
 )  # fmt: skip
-def test_what_changed_is_said_and_additions_are_told_apart(
+def test_what_changed_is_reported_and_additions_are_distinguished(
     old: dict[str, object], new: dict[str, object], sentence: str, addition: bool
 ) -> None:
     (change,) = compare_configs(old, new)
@@ -631,7 +633,7 @@ def random_rows(number: int) -> list[Score]:
     return [row(f"{rng.random()}.png", rng.random()) for _ in range(2000)]
 
 
-def test_a_full_disk_is_one_sentence_and_keeps_what_was_written(tiny_disk: Path) -> None:
+def test_a_full_disk_raises_a_clear_error_and_keeps_what_was_written(tiny_disk: Path) -> None:
     run = RunFolder.create(tiny_disk / "run", Manifest.collect({}))
     written = 0
     with pytest.raises(StoreError, match="the disk is full; free some space and start again") as error:
@@ -656,7 +658,7 @@ def test_a_short_write_of_an_array_is_a_full_disk(tmp_path: Path) -> None:
         np.zeros(100_000).tofile(full)
 
 
-def test_a_read_only_folder_is_one_sentence_and_can_be_read(tiny_disk: Path) -> None:
+def test_a_read_only_folder_raises_a_clear_error_and_can_be_read(tiny_disk: Path) -> None:
     run = RunFolder.create(tiny_disk / "run", Manifest({}))
     run.write_unit(unit(), [row()])
     subprocess.run(["mount", "-o", "remount,ro", tiny_disk], check=True)
@@ -671,7 +673,7 @@ def test_a_read_only_folder_is_one_sentence_and_can_be_read(tiny_disk: Path) -> 
     assert len(RunFolder.open(run.path).scores().sql("from scores")) == 1
 
 
-def test_a_file_size_limit_is_one_sentence(run: RunFolder) -> None:
+def test_a_file_size_limit_raises_a_clear_error(run: RunFolder) -> None:
     run.write_unit(unit(0), [row()])
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))

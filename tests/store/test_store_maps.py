@@ -15,7 +15,7 @@ from torch import Tensor
 
 from heatproof.errors import InputError, StoreError, UnknownNameError
 from heatproof.store import Manifest, RunFolder
-from heatproof.store.maps import Shard, pack, slug, unpack
+from heatproof.store.maps import Shard, StoredMaps, pack, slug, unpack
 from heatproof.types import Maps, Unit, normalise
 
 
@@ -36,8 +36,8 @@ def some_maps(ids: list[str], size: int = 7, method: str = "gradcam", seed: int 
 def there_and_back(values: Tensor) -> Tensor:
     stored, numbers = pack(values)
     assert stored.dtype == np.float16
-    values = unpack(stored, *(np.array(numbers[name], np.float32) for name in ("scale", "offset")))
-    return torch.from_numpy(values)
+    restored = unpack(stored, *(np.array(numbers[name], np.float32) for name in ("scale", "offset")))
+    return torch.from_numpy(restored)
 
 
 def worst(values: Tensor) -> float:
@@ -132,7 +132,7 @@ def test_only_the_shards_asked_for_are_opened(run: RunFolder, monkeypatch: pytes
     opened: list[tuple[str, list[int]]] = []
     read = Shard.read
 
-    def watched(shard: Shard, rows: list[int]) -> Maps:
+    def watched(shard: Shard, rows: list[int]) -> StoredMaps:
         opened.append((shard.method, rows))
         return read(shard, rows)
 
@@ -239,7 +239,7 @@ def test_empty_maps_are_no_maps(run: RunFolder) -> None:
     assert run.maps().contents() == []
 
 
-def test_what_is_not_there_is_one_sentence(run: RunFolder) -> None:
+def test_what_is_not_there_raises_a_clear_error(run: RunFolder) -> None:
     run.write_unit(unit(0, 2), [], {"gradcam": some_maps(["a", "b"])})
     with pytest.raises(
         UnknownNameError, match="unknown method with stored maps at e1 'gradcan'; did you mean 'gradcam'"

@@ -34,8 +34,8 @@ def study(finished: Path, tmp_path: Path) -> Path:
 
 
 def verify(run: Path, *options: str) -> tuple[int, str]:
-    shown = CliRunner().invoke(main, ["verify", str(run), *options])
-    return shown.exit_code, shown.output
+    result = CliRunner().invoke(main, ["verify", str(run), *options])
+    return result.exit_code, result.output
 
 
 def flip(path: Path, rng: random.Random) -> None:
@@ -46,8 +46,8 @@ def flip(path: Path, rng: random.Random) -> None:
 
 
 def test_a_whole_run_passes(study: Path) -> None:
-    code, shown = verify(study.parent / "out")
-    assert code == 0 and "all files are intact; complete: 5 of 5 units, 10 of 10 images used" in shown
+    code, output = verify(study.parent / "out")
+    assert code == 0 and "all files are intact; complete: 5 of 5 units, 10 of 10 images used" in output
 
 
 def test_sixty_of_sixty_flipped_bits_are_found_and_none_becomes_a_row(study: Path) -> None:
@@ -58,7 +58,7 @@ def test_sixty_of_sixty_flipped_bits_are_found_and_none_becomes_a_row(study: Pat
     parts = sorted((out / "scores").iterdir())
     for number in range(60):
         path = parts[number % len(parts)] if number % 3 == 0 else rng.choice(files)
-        kept = path.read_bytes()
+        content = path.read_bytes()
         flip(path, rng)
         assert path.relative_to(out).as_posix() in {finding.path for finding in inspect(out)}, path
         try:  # reading gives the right rows, fewer of them, or a sentence; never other rows
@@ -66,7 +66,7 @@ def test_sixty_of_sixty_flipped_bits_are_found_and_none_becomes_a_row(study: Pat
             assert run.scores().digest() == expected or not run.status().complete
         except HeatproofError as error:
             assert "\n" not in str(error)
-        path.write_bytes(kept)
+        path.write_bytes(content)
     assert verify(out)[0] == 0
 
 
@@ -84,8 +84,8 @@ def test_harm_is_named_dropped_and_made_again(study: Path, kind: str, harm: str)
         path.write_bytes(path.read_bytes()[:-7])
     else:
         flip(path, random.Random(1))
-    code, shown = verify(out, "--repair")
-    assert code == 1 and path.name in shown.replace("\n", "") and "dropped " in shown
+    code, output = verify(out, "--repair")
+    assert code == 1 and path.name in output.replace("\n", "") and "dropped " in output
     assert not RunFolder.open(out).status().complete
     run_study(study, out)
     assert verify(out)[0] == 0 and fingerprint(out) == before
@@ -114,8 +114,8 @@ def test_foreign_parts_are_named_and_are_no_rows(study: Path, tmp_path: Path) ->
     (out / "scores" / "notes.parquet").write_bytes(next((out / "scores").iterdir()).read_bytes())
     (out / "pictures" / "evil.png").symlink_to("/etc/hostname")
     assert fingerprint(out)[0] == before
-    code, shown = verify(out, "--repair")
-    assert code == 1 and "notes.parquet" in shown and "evil.png" in shown
+    code, output = verify(out, "--repair")
+    assert code == 1 and "notes.parquet" in output and "evil.png" in output
     assert verify(out)[0] == 0 and (out / "set-aside" / "scores" / "notes.parquet").exists()
 
 
@@ -146,22 +146,22 @@ def test_a_folder_of_the_future_is_refused(study: Path) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_a_folder_of_0_1_is_refused_in_one_sentence(study: Path) -> None:
+def test_a_folder_of_0_1_is_refused_with_a_clear_error(study: Path) -> None:
     manifest = study.parent / "out" / "run.json"
     content = {k: v for k, v in json.loads(manifest.read_text()).items() if k not in ("checksum", "format")}
     manifest.write_text(json.dumps(content))
-    code, shown = verify(manifest.parent)
-    assert code == 1 and "run.json" in shown
-    told = CliRunner().invoke(main, ["verdict", str(manifest.parent)])
-    assert told.exit_code == 2 and "was written by heatproof 0.1" in told.output.replace("\n", " ")
+    code, output = verify(manifest.parent)
+    assert code == 1 and "run.json" in output
+    result = CliRunner().invoke(main, ["verdict", str(manifest.parent)])
+    assert result.exit_code == 2 and "was written by heatproof 0.1" in result.output.replace("\n", " ")
 
 
 def test_resuming_under_other_versions_says_so(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from heatproof.run import engine
 
-    out, said = study.parent / "out", []
+    out, messages = study.parent / "out", []
     monkeypatch.setattr(engine, "maker", lambda device: {"torch": "9.9", "device": device})
-    engine.report_makers(RunFolder.open(out), "cpu", said.append)
-    (line,) = said
+    engine.report_makers(RunFolder.open(out), "cpu", messages.append)
+    (line,) = messages
     assert "5 units were made with torch" in line and "(now 9.9)" in line
     assert RunFolder.open(out).makers()[0]["parts"] == 5

@@ -41,8 +41,8 @@ def beside(run: Callable[[list[str], Path], object]) -> Callable[[Path], list[st
     def prepare(folder: Path) -> list[str]:
         first = _pictures(folder, "--methods", "gradcam", "--no-figures")
         run([*first[:-4], "run", *first[-3:]], folder)
-        told = ["--methods", "gradcam", "--beside", "run", "--dataset", "others", "--pretraining", "dino"]
-        return ["study", "cose", *COSE.split(), "--out", "out", *told]
+        options = ["--methods", "gradcam", "--beside", "run", "--dataset", "others", "--pretraining", "dino"]
+        return ["study", "cose", *COSE.split(), "--out", "out", *options]
 
     return prepare
 

@@ -8,7 +8,6 @@ import re
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +55,7 @@ def make():
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A new user's folder: net.py, epochs/*.pt, pictures/cat and pictures/dog."""
     make_study(tmp_path, images=36)
     (tmp_path / "study.toml").unlink()
@@ -64,7 +63,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(planner, "FURTHER", ())  # many passes are for the tests of the ladder
     monkeypatch.setattr(planner, "EXPENSIVE", ("integrated-gradients",))
-    yield tmp_path
+    return tmp_path
 
 
 def heatproof(*arguments: str) -> Result:
@@ -159,7 +158,7 @@ def test_too_little_time_for_a_verdict_is_refused_and_says_how_much_is_needed(ma
     assert chosen(many, 80.0).images >= 30
 
 
-def test_few_pictures_are_all_taken_and_it_is_said_that_they_cannot_decide(many: Path) -> None:
+def test_few_pictures_are_all_taken_and_it_is_reported_that_they_cannot_decide(many: Path) -> None:
     result = chosen(many, 1e9, limit=12)
     assert result.images == 12
     assert "the verdict needs 30, so it will be undecided" in result.choices[-1].why
@@ -419,7 +418,9 @@ def test_pictures_without_labels_and_of_one_class(folder: Path) -> None:
         (["net.py:tiny", "pictures", "--out", "taken"], "taken holds another run"),
     ],
 )
-def test_bad_input_is_one_sentence_before_any_work(folder: Path, words: list[str], sentence: str) -> None:
+def test_bad_input_raises_a_clear_error_before_any_work(
+    folder: Path, words: list[str], sentence: str
+) -> None:
     (folder / "empty").mkdir()
     (folder / "taken").mkdir()
     (folder / "taken/study.toml").write_text("")

@@ -47,7 +47,7 @@ def settings(**changes: Any) -> CoseSettings:
 
 
 @pytest.fixture(scope="module")
-def found(place: Path) -> Any:
+def results(place: Path) -> Any:
     return cose_study(settings(out=place / "plain")).results
 
 
@@ -72,69 +72,69 @@ def test_pearson_is_scipys_and_eq2_the_papers() -> None:
         alike(first, second, None, "pearsn")
 
 
-def test_a_study_by_another_similarity(place: Path, found: Any) -> None:
+def test_a_study_by_another_similarity(place: Path, results: Any) -> None:
     other = cose_study(settings(similarity="pearson", out=place / "pearson"))
-    assert other.results.similarity == "pearson" and found.similarity == "local5"
-    assert other.results.scores["gradcam"].consistency != found.scores["gradcam"].consistency
+    assert other.results.similarity == "pearson" and results.similarity == "local5"
+    assert other.results.scores["gradcam"].consistency != results.scores["gradcam"].consistency
     assert "compared by Pearson's r" in other.page.read_text()
     with pytest.raises(Exception, match="similarity"):  # one folder, one similarity
         cose_study(settings(similarity="eq2", out=place / "pearson"))
 
 
 def test_the_authors_settings() -> None:
-    told = as_the_authors(settings(methods=("gradcam", "lime(samples=9)", "smoothgrad")))
+    settings_of_authors = as_the_authors(settings(methods=("gradcam", "lime(samples=9)", "smoothgrad")))
     lime = "lime(segments='quickshift', form='published', samples=9)"
-    assert told.methods == ("gradcam", lime, "smoothgrad(squared=True)")
-    assert told.require_correct
+    assert settings_of_authors.methods == ("gradcam", lime, "smoothgrad(squared=True)")
+    assert settings_of_authors.require_correct
 
 
 def test_the_preset_from_the_command_line(place: Path) -> None:
-    said = CliRunner().invoke(
+    result = CliRunner().invoke(
         cose_command,
         ["--model", "net.py:tiny", "--images", "pictures", "--checkpoints", "epochs/epoch02.pt", "--paper",
          "--methods", "smoothgrad(samples=2)", "--draws", "1", "--device", "cpu", "--no-figures", "--out",
          "preset", "--pretraining", "dino"],
     )  # fmt: skip
-    assert said.exit_code == 0, said.output
+    assert result.exit_code == 0, result.output
     assert RunFolder.open(place / "preset").manifest.config["methods"] == [
         "smoothgrad(squared=True, samples=2)"
     ]
     assert "| dino |" in (place / "preset" / "summary.md").read_text()
 
 
-def test_a_lead_is_the_difference_of_the_scores(found: Any) -> None:
-    gap, (low, high) = found.ahead("gradcam", "gradient")
-    assert gap == pytest.approx(found.scores["gradcam"].value - found.scores["gradient"].value)
+def test_a_lead_is_the_difference_of_the_scores(results: Any) -> None:
+    gap, (low, high) = results.ahead("gradcam", "gradient")
+    assert gap == pytest.approx(results.scores["gradcam"].value - results.scores["gradient"].value)
     assert low <= gap <= high
-    back, other = found.ahead("gradient", "gradcam")
+    back, other = results.ahead("gradient", "gradcam")
     assert back == pytest.approx(-gap) and other == pytest.approx((-high, -low))
-    assert found.ahead("gradcam", "gradcam") == (0, (0, 0))
+    assert results.ahead("gradcam", "gradcam") == (0, (0, 0))
 
 
-def test_several_studies_in_one_table(found: Any, papers: dict[str, Any]) -> None:
-    better = replace(found, model="other", pretraining="dino", family="transformer")
-    table = first_table([found, better])
+def test_several_studies_in_one_table(results: Any, papers: dict[str, Any]) -> None:
+    better = replace(results, model="other", pretraining="dino", family="transformer")
+    table = first_table([results, better])
     heads = [column.name for column in table.columns]
     rows = {row[0]: row for row in table.rows}
-    assert rows["gradcam"][heads.index("overall")] == pytest.approx(found.scores["gradcam"].value)
+    assert rows["gradcam"][heads.index("overall")] == pytest.approx(results.scores["gradcam"].value)
     won = [rows[m][heads.index("best in")] for m in ("gradcam", "gradient")]
-    assert sorted(won) == [0, 1]
-    groups = group_table([found, better])
+    assert sorted(won) == [0, 1]  # type: ignore[type-var]
+    groups = group_table([results, better])
     assert groups and [c.name.split(",")[0] for c in groups.columns[1:]] == ["CNN", "transformer", "dino"]
-    assert group_table([found]) is None
+    assert group_table([results]) is None
     assert sum(PUBLISHED_WINS) == pytest.approx(1)
 
 
-def test_the_page_says_what_the_paper_asks_of_a_network(place: Path, found: Any) -> None:
+def test_the_page_says_what_the_paper_asks_of_a_network(place: Path, results: Any) -> None:
     page = (place / "plain" / "summary.md").read_text()
     assert "trained with the transforms" in page and "| unknown |" in page
     assert ("is surely ahead" in page) or ("not surely ahead" in page)
 
 
-def test_pictures_before_and_after(place: Path, found: Any) -> None:
-    for _, changes in pick(found.of("gradcam"), 3):
+def test_pictures_before_and_after(place: Path, results: Any) -> None:
+    for _, changes in pick(results.of("gradcam"), 3):
         assert {change.same for change in changes} in ({True, False}, {True}, {False})
-    kinds = [len(changes) for _, changes in pick(found.of("gradcam"), 6)]
+    kinds = [len(changes) for _, changes in pick(results.of("gradcam"), 6)]
     assert kinds == sorted(kinds, reverse=True)
     drawn = cose_study(settings(figures=True, examples=1, out=place / "plain"))
     assert (place / "plain" / "panels" / "pair-1.png").exists()

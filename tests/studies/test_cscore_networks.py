@@ -56,25 +56,28 @@ PUBLISHED = [published(name) for name in TABLES["archs"]]
 
 def test_the_published_tables_give_the_papers_own_recommendation() -> None:
     """Section 5.1: DenseNet201; InceptionV3 where the technique is chosen with care; not ResNet50V2."""
-    found = {one.name: standing(one, PUBLISHED) for one in PUBLISHED}
-    assert {name: s.answer for name, s in found.items()} == {
+    standings = {network.name: standing(network, PUBLISHED) for network in PUBLISHED}
+    assert {name: s.answer for name, s in standings.items()} == {
         "DenseNet201": RECOMMENDED, "InceptionV3": CHOICE, "ResNet50V2": REFUSED,
     }  # fmt: skip
-    assert found["InceptionV3"].why == "not with GradCAM" and found["ResNet50V2"].why == "AUC fell to 0.103"
+    assert (
+        standings["InceptionV3"].why == "not with GradCAM"
+        and standings["ResNet50V2"].why == "AUC fell to 0.103"
+    )
     text = recommendation(PUBLISHED)
     assert text.startswith("Take **DenseNet201** and explain it with **ScoreCAM**")
     assert "Not recommended: ResNet50V2" in text and "InceptionV3 with EigenCAM" in text
 
 
 def test_net_changes_are_those_of_the_table_notes() -> None:
-    for one in PUBLISHED:
-        notes = PRINTED["table_notes"][one.name]
-        for method, change in one.changes.items():
+    for network in PUBLISHED:
+        notes = PRINTED["table_notes"][network.name]
+        for method, change in network.changes.items():
             if method in notes:
                 assert change == pytest.approx(notes[method], abs=1e-9)
-        table = overall_table(one)
-        assert [c.name for c in table.columns] == ["method", *(c.name for c in one.run), "change"]
-        ours = PRINTED["recomputed_means"][one.name]["six"]
+        table = overall_table(network)
+        assert [c.name for c in table.columns] == ["method", *(c.name for c in network.run), "change"]
+        ours = PRINTED["recomputed_means"][network.name]["six"]
         assert table.rows[-1][0] == "average" and number(table.rows[-1][-1]) == pytest.approx(ours, abs=1e-4)
 
 
@@ -120,15 +123,15 @@ def measured(name: str, seed: int, skill: float = 1.5, pictures: str = "same") -
 
 def test_auc_of_networks_is_compared_image_by_image() -> None:
     first, second = measured("a", 1), measured("b", 2)
-    found = auc_difference(first.last, second.last)
+    difference = auc_difference(first.last, second.last)
     (labels, p), (_, q) = answers(1), answers(2)
-    assert found.value == pytest.approx(auc(labels, p).value - auc(labels, q).value)
+    assert difference.value == pytest.approx(auc(labels, p).value - auc(labels, q).value)
     error = float(((auc_errors(labels, p) - auc_errors(labels, q)) ** 2).sum()) ** 0.5
-    assert found.paired and found.error == pytest.approx(error)
-    z = abs(found.value) / error
-    assert found.p == pytest.approx(math.erfc(z / 2**0.5))
+    assert difference.paired and difference.error == pytest.approx(error)
+    z = abs(difference.value) / error
+    assert difference.p == pytest.approx(math.erfc(z / 2**0.5))
     apart = auc_difference(first.last, second.last, same_images=False)
-    assert not apart.paired and apart.error > 2 * found.error
+    assert not apart.paired and apart.error > 2 * difference.error
 
 
 def test_pictures_of_one_name_that_differ_are_not_paired() -> None:

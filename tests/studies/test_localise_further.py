@@ -37,7 +37,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def told(place: Path) -> Any:
+def finished(place: Path) -> Any:
     changes: dict[str, Any] = {
         "repeats": 3, "segment_counts": (9, 16), "groups": str(place / "groups.csv"), "subset": 4,
         "exclude": str(place / "out.txt"), "panels": 0,
@@ -47,9 +47,9 @@ def told(place: Path) -> Any:
     patch = pytest.MonkeyPatch()
     patch.setattr(figures, "FORMATS", ("png",))
     make_folder(place / "data", [("09.png", 0, 32, 32, 4, 4, 19, 19), ("10.png", 0, 32, 32, 4, 4, 19, 19)])
-    found = localise_study(settings_for(place, place / "out", **changes))
+    outcome = localise_study(settings_for(place, place / "out", **changes))
     patch.undo()
-    return found
+    return outcome
 
 
 def test_curves_cross_where_a_fine_search_finds_it() -> None:
@@ -68,8 +68,8 @@ def test_imagenet_groups_hold_every_class_once() -> None:
     for groups in (LIVING, {name: spans for name, spans in SUBTREES.items() if name != "dogs"}):
         counted = sorted(k for spans in groups.values() for low, high in spans for k in range(low, high + 1))
         assert counted == list(range(1000))
-    found = class_groups("imagenet", NAMES)
-    assert found["dogs"] < found["mammals"] < found["living things"]
+    by_group = class_groups("imagenet", NAMES)
+    assert by_group["dogs"] < by_group["mammals"] < by_group["living things"]
     with pytest.raises(InputError, match="1,000 classes; this network has 3"):
         class_groups("imagenet", ["a", "b", "c"])
 
@@ -93,16 +93,16 @@ def test_lists_of_the_user(tmp_path: Path) -> None:
         class_groups(str(table), ["dog"])
 
 
-def test_what_is_left_out_is_said(told: Any) -> None:
-    assert told.sifted.left_out == (("02.png", "it is listed in out.txt"),) and not told.sifted.aside
-    assert "Left out, as asked (1):" in told.page.read_text() and len(told.sifted.entries) == 8
+def test_what_is_left_out_is_reported(finished: Any) -> None:
+    assert finished.sifted.left_out == (("02.png", "it is listed in out.txt"),) and not finished.sifted.aside
+    assert "Left out, as asked (1):" in finished.page.read_text() and len(finished.sifted.entries) == 8
 
 
-def test_groups_are_means_over_their_classes(told: Any) -> None:
-    by_class = {row[1]: row for row in told.book.tables["localisation_by_class"].rows}
-    groups = {(row[0], row[3]): row for row in told.book.tables["groups"].rows}
-    heads = [column.name for column in told.book.tables["groups"].columns]
-    mine = [column.name for column in told.book.tables["localisation_by_class"].columns]
+def test_groups_are_means_over_their_classes(finished: Any) -> None:
+    by_class = {row[1]: row for row in finished.book.tables["localisation_by_class"].rows}
+    groups = {(row[0], row[3]): row for row in finished.book.tables["groups"].rows}
+    heads = [column.name for column in finished.book.tables["groups"].columns]
+    mine = [column.name for column in finished.book.tables["localisation_by_class"].columns]
     mask, own = heads.index("Mask IoU"), mine.index("Mask IoU, gradcam")
     assert groups["cold", "gradcam"][mask].value == pytest.approx(
         (by_class["green"][own] + by_class["blue"][own]) / 2
@@ -110,33 +110,33 @@ def test_groups_are_means_over_their_classes(told: Any) -> None:
     assert groups["warm", "gradcam"][1:3] == (1, 4) and groups["all", "gradcam"][1:3] == (2, 6)
 
 
-def test_sufficient_share_and_blobs(told: Any) -> None:
-    sufficient = {row[0]: row for row in told.book.tables["sufficient"].rows}
+def test_sufficient_share_and_blobs(finished: Any) -> None:
+    sufficient = {row[0]: row for row in finished.book.tables["sufficient"].rows}
     assert sufficient["gradcam"][2].value < sufficient["random"][2].value < sufficient["edges"][2].value
-    scattered = {row[0]: row[2].value for row in told.book.tables["dispersion"].rows}
+    scattered = {row[0]: row[2].value for row in finished.book.tables["dispersion"].rows}
     assert scattered["gradcam"] == 0 and scattered["random"] > 0.9
 
 
-def test_repeats_move_lime_and_not_gradcam(told: Any) -> None:
-    rows = {row[0]: row for row in told.book.tables["repeats"].rows}
+def test_repeats_move_lime_and_not_gradcam(finished: Any) -> None:
+    rows = {row[0]: row for row in finished.book.tables["repeats"].rows}
     assert rows["gradcam"][1].value == pytest.approx(1) and rows["gradcam"][3] == 1
     assert rows[TINY][1].value < 0.99 and rows[TINY][3] < 1
     assert rows[TINY][1].n == 4 * 3  # four pictures, three pairs of repeats
 
 
-def test_lime_at_other_counts(told: Any, place: Path) -> None:
-    table = told.book.tables["segments"]
+def test_lime_at_other_counts(finished: Any, place: Path) -> None:
+    table = finished.book.tables["segments"]
     assert [row[0] for row in table.rows] == ["9", "16"] and table.rows[0][1].n == 4
     assert (place / "out" / "panels" / "segments-counts.png").exists()
     settings = settings_for(place, place / "x", segment_counts=(30,), methods=("gradcam",))
     assert swept_methods(settings) == {30: "lime(segment_count=30)"}
 
 
-def test_flagged_pictures_of_a_class_share_something(told: Any) -> None:
-    page = told.page.read_text()
+def test_flagged_pictures_of_a_class_share_something(finished: Any) -> None:
+    page = finished.page.read_text()
     assert re.search(r"\*\*red\*\* \(.*\): 4 of 4 flagged images share what these crops show\.", page)
     assert "Painting it over changes the answer in" in page
-    assert (told.page.parent / "panels" / "shared-0.png").exists()
+    assert (finished.page.parent / "panels" / "shared-0.png").exists()
 
 
 def test_the_thesis_stretches_pictures(place: Path) -> None:
@@ -146,7 +146,7 @@ def test_the_thesis_stretches_pictures(place: Path) -> None:
     assert (resize("thesis"), resize("shorter-side"), resize("own")) == ([256, 256], 256, None)
 
 
-def test_bad_counts_are_one_sentence() -> None:
+def test_bad_counts_raise_a_clear_error() -> None:
     assert counts("30, 100") == (30, 100)
     with pytest.raises(InputError, match=r"'30,many' is no list of whole numbers such as 30,100,200,300"):
         counts("30,many")
@@ -159,7 +159,9 @@ def test_last_conv_is_the_last_convolution() -> None:
         net = torchvision.models.resnet18(weights=None).eval()
     assert find_module(net, "last_conv") is net.layer4[1].conv2
     images = torch.rand(2, 3, 64, 64)
-    one, other = (hp.explain(net, images, "gradcam", layer=name) for name in ("last_conv", "layer4.1.conv2"))
-    assert torch.equal(one["gradcam"].values, other["gradcam"].values)
+    named, other = (
+        hp.explain(net, images, "gradcam", layer=name) for name in ("last_conv", "layer4.1.conv2")
+    )
+    assert torch.equal(named["gradcam"].values, other["gradcam"].values)
     with pytest.raises(HeatproofError, match="last_conv"):
         find_module(nn.Linear(2, 2), "last_conv")

@@ -28,12 +28,12 @@ Row = tuple[str, str, tuple[str, ...]]  # what the paper has, command, files
 
 
 def rows() -> list[Row]:
-    found = []
+    entries = []
     for line in PAGE.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split(" | ")] if line.startswith("| ") else []
         if len(cells) >= 3 and cells[1].startswith("`heatproof "):
-            found.append((cells[0], cells[1].strip("`"), tuple(re.findall(r"`([^`]+)`", cells[2]))))
-    return found
+            entries.append((cells[0], cells[1].strip("`"), tuple(re.findall(r"`([^`]+)`", cells[2]))))
+    return entries
 
 
 ROWS = rows()
@@ -174,14 +174,14 @@ SMALLEST: dict[str, Callable[[Path], list[str]]] = {
 
 class Done(NamedTuple):
     returncode: int
-    said: str
+    output: str
 
 
 def heatproof(arguments: list[str], folder: Path) -> Done:
     """In this process: a new one would spend most of its time on imports."""
     with chdir(folder):
-        found = CliRunner().invoke(main, arguments)
-    return Done(found.exit_code, found.output + str(found.exception or ""))
+        result = CliRunner().invoke(main, arguments)
+    return Done(result.exit_code, result.output + str(result.exception or ""))
 
 
 def test_the_page_and_the_smallest_configurations_name_the_same_commands() -> None:
@@ -192,7 +192,7 @@ def test_the_page_and_the_smallest_configurations_name_the_same_commands() -> No
 @pytest.mark.parametrize("command", SMALLEST)
 def test_a_command_makes_what_the_page_says(command: str, tmp_path: Path) -> None:
     done = heatproof(SMALLEST[command](tmp_path), tmp_path)
-    assert done.returncode == 0, done.said
+    assert done.returncode == 0, done.output
     for what, named, files in ROWS:
         for file in files if named == command else ():
             assert list((tmp_path / "out").glob(file)), f"{what}: no {file}"

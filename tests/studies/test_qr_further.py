@@ -31,8 +31,8 @@ SMALL = [
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("qr") / "out"
-    said = CliRunner().invoke(main, ["study", "qr", *SMALL, "--out", str(out)])
-    assert said.exit_code == 0, said.output
+    result = CliRunner().invoke(main, ["study", "qr", *SMALL, "--out", str(out)])
+    assert result.exit_code == 0, result.output
     return out
 
 
@@ -82,8 +82,8 @@ def test_axes_scenes_and_edits_are_on_the_page(finished: Path) -> None:
 
 def test_a_second_call_measures_nothing_again(finished: Path) -> None:
     before = {p.name: p.stat().st_mtime_ns for p in (finished / "measured" / "scores").glob("*.parquet")}
-    said = CliRunner().invoke(main, ["study", "qr", *SMALL, "--out", str(finished)])
-    assert said.exit_code == 0, said.output
+    result = CliRunner().invoke(main, ["study", "qr", *SMALL, "--out", str(finished)])
+    assert result.exit_code == 0, result.output
     after = {p.name: p.stat().st_mtime_ns for p in (finished / "measured" / "scores").glob("*.parquet")}
     assert before == after
 
@@ -97,8 +97,8 @@ def test_an_oracle_finds_every_code_of_a_scene() -> None:
         (half, (1, 0, 0.5, 0)),
         (other[:, 0], (0, 1, 0, math.nan)),
     ):
-        found = scene_scores(drawn(np.asarray(made, float)), codes, other)
-        got = [float(found[name][0]) for name in
+        scores = scene_scores(drawn(np.asarray(made, float)), codes, other)
+        got = [float(scores[name][0]) for name in
                ("scene_codes", "scene_distractors", "scene_found", "scene_weakest")]  # fmt: skip
         assert got == pytest.approx(expected, nan_ok=True)
     empty = scene_scores(drawn(np.zeros((2, 20, 20))), codes, other)
@@ -109,12 +109,12 @@ def test_a_map_that_moves_with_the_finder_follows_the_edit() -> None:
     codes = make_codes("qr", 4, 0, 128, 1)
     edited = edit_finders(codes, "move", 0)
     before, after = drawn(edited.before.astype(float)), drawn(edited.after.astype(float))
-    found = edit_scores(before, after, edited, "move")
+    scores = edit_scores(before, after, edited, "move")
     done = torch.from_numpy(edited.done)
-    assert (found["edit_leaves(move)"][done] == 1).all() and (found["edit_arrives(move)"][done] == 1).all()
+    assert (scores["edit_leaves(move)"][done] == 1).all() and (scores["edit_arrives(move)"][done] == 1).all()
     still = edit_scores(before, before, edited, "move")
     assert (still["edit_leaves(move)"][done] == 0).all() and (still["edit_arrives(move)"][done] == 0).all()
-    assert found["edit_leaves(move)"][~done].isnan().all()
+    assert scores["edit_leaves(move)"][~done].isnan().all()
     gone = edit_scores(before, after, edit_finders(codes, "remove", 0), "remove")
     assert gone["edit_arrives(remove)"].isnan().all()
 

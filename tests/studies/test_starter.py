@@ -56,7 +56,7 @@ def test_boxes_in_a_list_ask_for_localisation(folder: Path) -> None:
     assert (study.images.kind, study.images.path, study.model.spec) == ("csv", "list.csv", "net.py:tiny")
 
 
-def test_nothing_is_overwritten_and_mistakes_are_one_sentence(folder: Path) -> None:
+def test_nothing_is_overwritten_and_mistakes_raise_a_clear_error(folder: Path) -> None:
     (folder / "study.toml").write_text("mine")
     (folder / "empty").mkdir()
     for words, sentence in (

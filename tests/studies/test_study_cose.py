@@ -108,8 +108,8 @@ def compared(method: str, level: float, names: list[str] | None = None, **option
     model, pictures = fixed_model(level), discs()
     ids = [f"disc{i}" for i in range(len(pictures))]
     reference = explain(model, model.preprocess.from_bytes(pictures), [method], ids=ids)
-    found = input_pairs(model, pictures, reference, draw(0, ids, names=names), **options)
-    return found.ssim[method], found.predicted == reference[method].explained.numpy()[:, None]
+    pairs = input_pairs(model, pictures, reference, draw(0, ids, names=names), **options)
+    return pairs.ssim[method], pairs.predicted == reference[method].explained.numpy()[:, None]
 
 
 def test_an_equivariant_method_is_consistent(methods: None) -> None:
@@ -162,7 +162,7 @@ def test_pairs_equal_the_slow_way(methods: None) -> None:
     model, pictures = fixed_model(-1.0), discs(2)
     reference = explain(model, model.preprocess.from_bytes(pictures), ["edges"], ids=["a", "b"])
     drawn = draw(5, ["a", "b"], 2, ["rotate", "translate-y", "brightness", "blur"])
-    found = input_pairs(model, pictures, reference, drawn, batch_size=3)
+    pairs = input_pairs(model, pictures, reference, drawn, batch_size=3)
     for i in range(2):
         for run_ in drawn.runs():
             for v in range(run_.first, run_.end):
@@ -172,7 +172,7 @@ def test_pairs_equal_the_slow_way(methods: None) -> None:
                 back = run_.transform.inverse_maps(heat, magnitude)
                 valid = run_.transform.valid((SIZE, SIZE), magnitude)
                 wanted = ssim(reference["edges"].upsample()[i : i + 1], back, mask=valid)
-                assert found.ssim["edges"][i, v] == pytest.approx(float(wanted), abs=1e-5)
+                assert pairs.ssim["edges"][i, v] == pytest.approx(float(wanted), abs=1e-5)
 
 
 def test_one_pass_serves_all_cams_and_batches_change_nothing(cnn: nn.Module) -> None:
@@ -211,11 +211,11 @@ def test_checkpoint_pairs() -> None:
         return Maps("m", values, (18, 18), torch.tensor([0, 1, 0]), ids)
 
     earlier, end = replace(maps(1), explained=torch.tensor([0, 0, 0])), maps(2)
-    found = checkpoint_pairs(earlier, end)
-    assert found.same.tolist() == [True, False, True]
-    assert torch.equal(found.ssim[:2], ssim(end.upsample(), earlier.upsample())[:2])
+    pairs = checkpoint_pairs(earlier, end)
+    assert pairs.same.tolist() == [True, False, True]
+    assert torch.equal(pairs.ssim[:2], ssim(end.upsample(), earlier.upsample())[:2])
     assert checkpoint_pairs(maps(2), end).ssim[:2].tolist() == [1, 1]
-    assert math.isnan(found.ssim[2]) and "constant" in found.reasons()[2]
+    assert math.isnan(pairs.ssim[2]) and "constant" in pairs.reasons()[2]
     with pytest.raises(HeatproofError, match="same images"):
         checkpoint_pairs(maps(1, ("b", "a", "c")), end)
 
@@ -243,19 +243,19 @@ def digest(out: Path) -> str:
 
 def test_a_study_writes_its_rows_tables_and_figures(study: CoseSettings, tmp_path: Path) -> None:
     result = run(replace(study, figures=True), tmp_path / "out")
-    found = result.results
-    assert found.images == 6 and found.checkpoints == ("random", "epoch01", "epoch02")
+    results = result.results
+    assert results.images == 6 and results.checkpoints == ("random", "epoch01", "epoch02")
     per_image = 7 * 2 + 6 + 2  # transformed inputs and earlier checkpoints
-    for method, score in found.scores.items():
-        pooled = found.of(method)
+    for method, score in results.scores.items():
+        pooled = results.of(method)
         assert len(pooled) == 6 * per_image == score.n_same + score.n_changed + score.n_undefined
-        kept = pooled.ssim[pooled.same & ~np.isnan(pooled.ssim)]
-        assert score.consistency == pytest.approx(kept.mean())
+        usable = pooled.ssim[pooled.same & ~np.isnan(pooled.ssim)]
+        assert score.consistency == pytest.approx(usable.mean())
     rows = result.folder.scores().sql(
         "select avg(value) as c from scores where metric like 'cose\\_same(%' escape '\\' "
         "and method = 'gradcam' and not isnan(value)"
     )
-    assert rows[0]["c"] == pytest.approx(found.scores["gradcam"].consistency)
+    assert rows[0]["c"] == pytest.approx(results.scores["gradcam"].consistency)
     page = result.page.read_text()
     for part in ("published: ResNet50", "r with accuracy", "photometric", "magnitudes.png", "violins.png"):
         assert part in page
@@ -263,7 +263,7 @@ def test_a_study_writes_its_rows_tables_and_figures(study: CoseSettings, tmp_pat
     assert {p.name for p in (tmp_path / "out" / "tables").glob("*.csv")} == {
         "cose.csv", "networks.csv", "splits.csv", "table1.csv", "to_final.csv", "transforms.csv",
     }  # fmt: skip
-    assert not math.isnan(found.accuracy["epoch02"])
+    assert not math.isnan(results.accuracy["epoch02"])
 
 
 def test_a_killed_study_goes_on_and_ends_the_same(
@@ -304,7 +304,7 @@ def test_another_checkpoint_or_method_costs_only_itself(study: CoseSettings, tmp
         run(replace(grown, draws=3), out)
 
 
-def test_what_is_broken_is_said_and_the_rest_goes_on(study: CoseSettings, tmp_path: Path) -> None:
+def test_what_is_broken_is_reported_and_the_rest_goes_on(study: CoseSettings, tmp_path: Path) -> None:
     (tmp_path / "pictures" / "cat" / "000.png").write_bytes(b"not an image")
     (tmp_path / "epochs" / "epoch00.pt").write_bytes(b"not weights")
     result = run(study, tmp_path / "out")
@@ -327,7 +327,7 @@ def test_what_is_broken_is_said_and_the_rest_goes_on(study: CoseSettings, tmp_pa
         ({"checkpoints": ("none*.pt",)}, "none"),
     ],
 )
-def test_bad_settings_are_one_sentence(
+def test_bad_settings_raise_a_clear_error(
     study: CoseSettings, tmp_path: Path, change: Any, sentence: str
 ) -> None:
     with pytest.raises(HeatproofError, match=sentence):
@@ -357,10 +357,10 @@ def test_a_transformer_goes_the_same_way(tmp_path: Path) -> None:
         methods=("gradcam", "smoothgrad(samples=2)"), draws=1, num_classes=3, device="cpu",
         model_options=options, figures=False,
     )  # fmt: skip
-    found = run(settings, tmp_path / "out").results
-    assert found.family == "transformer" and found.images == 2
-    assert all(np.isfinite(found.of(m).ssim).any() for m in found.methods)
-    assert math.isnan(found.accuracy["vit"])  # no labels, so no accuracy, and still a COSE
+    results = run(settings, tmp_path / "out").results
+    assert results.family == "transformer" and results.images == 2
+    assert all(np.isfinite(results.of(m).ssim).any() for m in results.methods)
+    assert math.isnan(results.accuracy["vit"])  # no labels, so no accuracy, and still a COSE
 
 
 def test_the_command_and_its_file(study: CoseSettings, tmp_path: Path) -> None:
@@ -400,14 +400,16 @@ def test_every_registered_method_goes_through_cose(cnn: nn.Module) -> None:
         torch.uint8
     )
     reference = explain(model, model.preprocess.from_bytes(pictures), methods)
-    found = input_pairs(model, pictures, reference, draw(0, ["a"], 1, ["rotate", "flip-x", "brightness"]))
+    pairs = input_pairs(model, pictures, reference, draw(0, ["a"], 1, ["rotate", "flip-x", "brightness"]))
     for method in methods:
-        defined = ~np.isnan(found.ssim[method])
-        assert (np.abs(found.ssim[method][defined]) <= 1 + 1e-6).all()
-        assert (found.why[method][~defined] > 0).all()
+        defined = ~np.isnan(pairs.ssim[method])
+        assert (np.abs(pairs.ssim[method][defined]) <= 1 + 1e-6).all()
+        assert (pairs.why[method][~defined] > 0).all()
 
 
-def test_threads_are_as_told(study: CoseSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_follow_the_setting(
+    study: CoseSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: set[int] = set()
     write = RunFolder.write_unit
 

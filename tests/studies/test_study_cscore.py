@@ -72,7 +72,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_study_leaves_a_page_with_every_table_and_figure(finished: Path) -> None:
     out = finished / "out"
     text = (out / "summary.md").read_text()
-    assert "## What to use" in text and "10 pictures held out (20% of each class)" in text
+    assert "## What to use" in text and "10 images held out (20% of each class)" in text
     for name in ("classifier", "training", "overall", "classes", "gaps", "by-class", "depth"):
         assert (out / "tables" / f"{name}.csv").exists(), name
     for name in ("trajectories", "ends", "net-change", "by-class", "depth"):
@@ -228,7 +228,7 @@ def test_from_the_command_line_in_an_empty_folder(tmp_path: Path) -> None:
     assert (tmp_path / "here" / "summary.md").exists()
 
 
-def test_bad_input_is_said_before_training(tmp_path: Path) -> None:
+def test_bad_input_is_reported_before_training(tmp_path: Path) -> None:
     pictures(tmp_path / "pictures", 3, ("disc",))
     with pytest.raises(InputError, match="one class only"):
         check(settings(tmp_path))
@@ -259,8 +259,8 @@ def test_the_recommendation_takes_the_highest_floor_where_auc_holds() -> None:
     good = {"gradcam": (state(0.8, 0.7), state(0.7, 0.65)), "layercam": (state(0.9, 0.85), state(0.6, 0.5))}
     better = {"gradcam": (state(0.95, 0.9), state(0.95, 0.9))}
     run = run_of((0.95, good), (0.6, better))
-    found = candidates(run, [])
-    assert [(c.checkpoint.name, c.method) for c in found] == [("e1", "gradcam"), ("e1", "layercam")]
+    chosen = candidates(run, [])
+    assert [(c.checkpoint.name, c.method) for c in chosen] == [("e1", "gradcam"), ("e1", "layercam")]
     text = recommend(run, [])
     assert "**e1**" in text and "**gradcam**" in text and "ill, 50 pictures" in text
     nothing = run_of((0.9, {"gradcam": (PerClass(math.nan, 1, 0.0, reason="one"), state(0.5, 0.4))}))
@@ -274,6 +274,6 @@ def test_the_recommendation_compares_auc_image_by_image() -> None:
     moves = {str(i): (-1) ** i * 0.002 for i in range(120)}
     nearly = {name: move * 1.1 for name, move in moves.items()}
     known = replace(run, checkpoints=tuple(
-        replace(one, moves=each) for one, each in zip(run, (moves, nearly), strict=True)))  # fmt: skip
+        replace(state, moves=each) for state, each in zip(run, (moves, nearly), strict=True)))  # fmt: skip
     assert [c.checkpoint.name for c in candidates(run, [])] == ["e1", "e2"]
     assert [c.checkpoint.name for c in candidates(known, [])] == ["e1"]

@@ -42,7 +42,9 @@ def test_every_command_that_names_a_network_takes_a_head(words: str) -> None:
     for word in words.split():
         assert isinstance(command, click.Group)
         command = command.get_command(click.Context(command), word)
-    assert command is not None and "--head" in {name for one in command.params for name in one.opts}
+    assert command is not None and "--head" in {
+        name for parameter in command.params for name in parameter.opts
+    }
 
 
 @pytest.mark.parametrize(
@@ -59,9 +61,9 @@ def test_a_study_of_one_class_refuses_other_heads_before_any_work(
     words: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
-    told = CliRunner().invoke(main, ["study", *words.split(), "--out", "none"])
-    said = " ".join(told.output.split())
-    assert told.exit_code == 2 and ONE_CLASS in said and "name another head" in said, told.output
+    result = CliRunner().invoke(main, ["study", *words.split(), "--out", "none"])
+    output = " ".join(result.output.split())
+    assert result.exit_code == 2 and ONE_CLASS in output and "name another head" in output, result.output
     assert not (folder / "none" / "run").exists() and not (folder / "none" / "training").exists()
 
 
@@ -75,9 +77,9 @@ def test_a_contrast_test_and_a_training_need_one_class_too() -> None:
 
 def test_the_head_reaches_the_study_that_is_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    words = "init pictures -M net.py:tiny -c epochs/epoch01.pt --head regression -o told.toml"
+    words = "init pictures -M net.py:tiny -c epochs/epoch01.pt --head regression -o regression.toml"
     assert CliRunner().invoke(main, words.split()).exit_code == 0
-    assert read_study("told.toml").model.head == "regression"
+    assert read_study("regression.toml").model.head == "regression"
     scored = ScoreSettings(model="net.py:tiny", images=Path("pictures"), maps="maps", head="regression")
     assert scored.audit.head == "regression"
     words = "study cose -M net.py:tiny --images pictures --checkpoints epochs/*.pt --head softmax -m gradcam"

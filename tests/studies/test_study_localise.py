@@ -138,17 +138,17 @@ def test_tables_equal_a_slow_twin(finished: Any, scored: LocaliseResults) -> Non
 
 def slow_localise(heat: list[list[float]], box: tuple[int, ...]) -> dict[str, float]:
     pixels = sorted((-heat[y][x], y, x) for y in range(32) for x in range(32))
-    kept = {(y, x) for value, y, x in pixels[: int(0.2 * 32 * 32)] if value < 0}
+    marked = {(y, x) for value, y, x in pixels[: int(0.2 * 32 * 32)] if value < 0}
     x0, y0, x1, y1 = box
     truth = {(y, x) for y in range(y0, y1 + 1) for x in range(x0, x1 + 1)}
-    if not kept:  # blank: 02.png, which is green, explained as red
+    if not marked:  # blank: 02.png, which is green, explained as red
         return {"mask_iou": math.nan, "box_iou": math.nan, "inside": math.nan, "pointing": 0.0}
-    ys, xs = [y for y, _ in kept], [x for _, x in kept]
+    ys, xs = [y for y, _ in marked], [x for _, x in marked]
     tight = {(y, x) for y in range(min(ys), max(ys) + 1) for x in range(min(xs), max(xs) + 1)}
     return {
-        "mask_iou": len(kept & truth) / len(kept | truth),
+        "mask_iou": len(marked & truth) / len(marked | truth),
         "box_iou": len(tight & truth) / len(tight | truth),
-        "inside": len(kept & truth) / len(kept),
+        "inside": len(marked & truth) / len(marked),
         "pointing": float((pixels[0][1], pixels[0][2]) in truth and pixels[0][0] < 0),
     }
 
@@ -166,8 +166,8 @@ def test_faithfulness_and_recall_equal_the_library(
     walked = hp.metrics.insertion_deletion(maps, labels, model=model, images=images, steps=10)
     table = finished[1].book.tables["faithfulness"]
     row = [cells[0] for cells in table.rows].index(TINY)
-    for column, found in ((3, walked.insertion_auc), (4, walked.deletion_auc)):
-        means = [found[labels == c].mean().item() for c in range(3)]
+    for column, areas in ((3, walked.insertion_auc), (4, walked.deletion_auc)):
+        means = [areas[labels == c].mean().item() for c in range(3)]
         assert number(table.rows[row][column]) == pytest.approx(sum(means) / 3, abs=1e-5)
     assert scored.curve(TINY, "deletion", "03.png") == pytest.approx(walked.deletion[3].tolist(), abs=1e-5)
     recall = {c: sum(v) / len(v) for c, v in scored.recall().items()}
@@ -209,16 +209,19 @@ def test_the_order_of_two_methods_is_judged_image_by_image(scored: LocaliseResul
         between = order.ours[0].value - order.ours[1].value
         assert abs(between) == pytest.approx(abs(order.difference.value), abs=1e-9)
         assert order.agrees == (sum(ahead) > 0)
+        assert order.difference.interval is not None
         lower, upper = order.difference.interval
         assert order.certain == (lower > 0 or upper < 0)
 
 
 def test_published_classes_give_all_published_means(papers: dict[str, Any]) -> None:
     """The thesis's 43 classes through the code that makes our class tables, and the constants we show."""
-    thesis, columns = papers["thesis"], []
-    for key, count in (("t2", 6), ("t3", 5)):
-        for k in range(count):
-            columns.append({int(c): [v[2][k]] for c, v in thesis[key].items()})
+    thesis = papers["thesis"]
+    columns = [
+        {int(c): [v[2][k]] for c, v in thesis[key].items()}
+        for key, count in (("t2", 6), ("t3", 5))
+        for k in range(count)
+    ]
     classes = {int(c): v[0] for c, v in thesis["t2"].items()}
     sizes = {int(c): v[1] for c, v in thesis["t2"].items()}
     rows = page.class_rows(classes, sizes, columns)
@@ -226,8 +229,8 @@ def test_published_classes_give_all_published_means(papers: dict[str, Any]) -> N
     assert means == pytest.approx([*thesis["t2_mean"], *thesis["t3_mean"]], abs=1e-12)
     box, mask, pointing = means[0:2], means[2:4], means[4:6]
     ours = [*box, *mask, *pointing, *means[7:11]]
-    shown = [value for name in results.THESIS for value in results.THESIS[name]]
-    assert shown == [round(value, 4) for value in ours] and round(means[6], 4) == results.THESIS_RECALL
+    published = [value for name in results.THESIS for value in results.THESIS[name]]
+    assert published == [round(value, 4) for value in ours] and round(means[6], 4) == results.THESIS_RECALL
     assert rows[-1][2] == 1122 and len(rows) == 44
 
 
@@ -273,15 +276,15 @@ def one_image(**values: float) -> LocaliseResults:
     usual = {"pointing": 1.0, "insertion": 0.8, "inside": 0.9, "reachable(budget=0.05)": 0.05 / 0.4,
              "reachable(budget=0.1)": 0.1 / 0.4, "guess": 0, "chance": 0.9}  # fmt: skip
     given = usual | values
-    found = LocaliseResults("own", ("gradcam", "random"), ("red", "green"), 0.2, ("insertion", "deletion"))
-    found.labels["a"], found.predicted["a"] = 0, int(given.pop("guess"))
-    found.chances["a", found.predicted["a"]] = given.pop("chance")
+    scored = LocaliseResults("own", ("gradcam", "random"), ("red", "green"), 0.2, ("insertion", "deletion"))
+    scored.labels["a"], scored.predicted["a"] = 0, int(given.pop("guess"))
+    scored.chances["a", scored.predicted["a"]] = given.pop("chance")
     for p in range(0, 101, 10):
         given.setdefault(f"deletion_at_{p}", 0.9 * (1 - p / 100))
     for name, value in given.items():
-        found.values["gradcam", name] = {"a": value}
-        found.values["random", name] = {"a": 0.0}
-    return found
+        scored.values["gradcam", name] = {"a": value}
+        scored.values["random", name] = {"a": 0.0}
+    return scored
 
 
 @pytest.mark.parametrize(
@@ -310,9 +313,9 @@ def one_image(**values: float) -> LocaliseResults:
 def test_flags_are_raised_where_the_rule_says(
     values: dict[str, float], overlap: float, kinds: set[str]
 ) -> None:
-    found = rules.raise_flags(one_image(**values), {"a": overlap}, FlagThresholds())
-    assert {flag.kind for flag in found} == kinds
-    assert all(flag.image == "a" and flag.method in ("", "gradcam") for flag in found)
+    flags = rules.raise_flags(one_image(**values), {"a": overlap}, FlagThresholds())
+    assert {flag.kind for flag in flags} == kinds
+    assert all(flag.image == "a" and flag.method in ("", "gradcam") for flag in flags)
 
 
 def test_thresholds_are_settings() -> None:
@@ -328,11 +331,11 @@ def test_overlap_equals_sets_of_pixels() -> None:
         for name in "xyz"
     }
     maps["z"].values[1] = 0  # constant: says nothing
-    found = rules.overlap_of_methods(maps, 0.25)
-    kept = {name: budget_masks(one, 0.25) for name, one in maps.items()}
-    pairs = [(kept[a][0] & kept[b][0]).sum().item() / 16 for a, b in combinations("xyz", 2)]
-    assert found["a"] == pytest.approx(sum(pairs) / 3)
-    assert found["b"] == pytest.approx((kept["x"][1] & kept["y"][1]).sum().item() / 16)
+    overlap = rules.overlap_of_methods(maps, 0.25)
+    masks = {name: budget_masks(values, 0.25) for name, values in maps.items()}
+    pairs = [(masks[a][0] & masks[b][0]).sum().item() / 16 for a, b in combinations("xyz", 2)]
+    assert overlap["a"] == pytest.approx(sum(pairs) / 3)
+    assert overlap["b"] == pytest.approx((masks["x"][1] & masks["y"][1]).sum().item() / 16)
 
 
 def test_a_wrongly_labelled_square_is_flagged_and_shown(finished: Any, scored: LocaliseResults) -> None:
@@ -344,8 +347,8 @@ def test_a_wrongly_labelled_square_is_flagged_and_shown(finished: Any, scored: L
         ("02.png", "red", "green")
     ]
     assert [image for image, _ in pick_confused(scored, 5)] == ["02.png"]
-    found = [rules.Flag(row["Flag"], row["image"], row["method"], 1.0, "") for row in rows]
-    picked = pick_cases(scored, found, 4)
+    flags = [rules.Flag(row["Flag"], row["image"], row["method"], 1.0, "") for row in rows]
+    picked = pick_cases(scored, flags, 4)
     assert len(picked) == 4 and "02.png" in dict(picked)
 
 
@@ -402,9 +405,9 @@ def test_ctrl_c_ends_the_study_after_the_unit_in_hand(
 
     monkeypatch.setattr(worker.Worker, "run", pressed)
     command = f"study localise --model {place / 'net.py'}:colours --images {place / 'data'} --methods gradcam"
-    said = CliRunner().invoke(main, [*command.split(), "--batch-size", "3", "--out", str(tmp_path / "out")])
-    assert said.exit_code == 130, said.output
-    assert f"to resume: heatproof {command}" in " ".join(said.output.split())
+    result = CliRunner().invoke(main, [*command.split(), "--batch-size", "3", "--out", str(tmp_path / "out")])
+    assert result.exit_code == 130, result.output
+    assert f"to resume: heatproof {command}" in " ".join(result.output.split())
     assert len(RunFolder.open(tmp_path / "out" / "run").done()) == 1
     assert not (tmp_path / "out" / "summary.md").exists()
 
@@ -437,12 +440,12 @@ def test_bad_entries_are_set_aside_and_the_rest_goes_on(place: Path, tmp_path: P
     (data / "images" / "broken.png").write_bytes(b"no image")
     settings = replace(settings_for(place, tmp_path / "out", methods=("gradcam",), panels=0), images=data)
     outcome = localise_study(settings)
-    said = dict(outcome.sifted.aside)
-    assert said["nobox.png"] == said["unlisted.png"] == "it has no box"
-    assert "reaches outside the 32x32 image; write x0, y0, x1, y1" in said["outside.png"]
-    assert "its class '7' is not in the list of 3 classes" in said["unknown.png"]
-    assert "boxes.csv, line 12: the box (20, 4, 4, 20) runs backwards" in said["back.png"]
-    assert len(said) == 5 and [row["image"] for row in outcome.run.broken] == ["broken.png"]
+    reasons = dict(outcome.sifted.aside)
+    assert reasons["nobox.png"] == reasons["unlisted.png"] == "it has no box"
+    assert "reaches outside the 32x32 image; write x0, y0, x1, y1" in reasons["outside.png"]
+    assert "its class '7' is not in the list of 3 classes" in reasons["unknown.png"]
+    assert "boxes.csv, line 12: the box (20, 4, 4, 20) runs backwards" in reasons["back.png"]
+    assert len(reasons) == 5 and [row["image"] for row in outcome.run.broken] == ["broken.png"]
     assert len(read_scores(outcome.run.folder, 0.2).images) == len(SQUARES) + 3
     page = outcome.page.read_text() if outcome.page else ""
     assert "Set aside (5)" in page and "Could not be read (1)" in page
@@ -456,7 +459,7 @@ def test_boxes_of_width_and_height_are_refused(place: Path, tmp_path: Path) -> N
         localise_study(replace(settings_for(place, tmp_path / "out"), images=data))
 
 
-def test_what_cannot_work_is_one_sentence(place: Path, tmp_path: Path) -> None:
+def test_what_cannot_work_raises_a_clear_error(place: Path, tmp_path: Path) -> None:
     usual = settings_for(place, tmp_path / "out")
     (tmp_path / "weights.pt").write_bytes(b"not weights")
     bare = tmp_path / "bare" / "images"
@@ -505,7 +508,7 @@ def test_xml_boxes_and_csv_manifests(tmp_path: Path) -> None:
     (data / "boxes.csv").unlink()
     (data / "00.xml").write_text("<annotation><object>")
     by_xml = sift("imagenet", data, 3)
-    assert [one.image for one in by_xml.aside] == ["00.png"] and len(by_xml.entries) == 6
+    assert [left_out.image for left_out in by_xml.aside] == ["00.png"] and len(by_xml.entries) == 6
     assert [(e.image, label, *e.boxes) for e, label in by_xml.entries] == [
         (f"{i:02d}.png", label, box) for i, (label, _, box) in enumerate(SQUARES) if i
     ]
@@ -515,8 +518,8 @@ def test_xml_boxes_and_csv_manifests(tmp_path: Path) -> None:
     (data / "01.xml").write_text(
         (data / "01.xml").read_text().replace("<name>n1", "<name>n0").removesuffix("</annotation>") + second
     )
-    said = dict(sift("imagenet", data, 3).aside)
-    assert said["n0/01.png"].startswith("it has boxes of other classes too (other")
+    reasons = dict(sift("imagenet", data, 3).aside)
+    assert reasons["n0/01.png"].startswith("it has boxes of other classes too (other")
     lines = ["path,label,x0,y0,x1,y1"]
     lines += [f"images/{i:02d}.png,{('red', 'green', 'blue')[c]},{','.join(map(str, b))}"
               for i, (c, _, b) in enumerate(SQUARES)]  # fmt: skip
@@ -531,8 +534,8 @@ def test_xml_boxes_and_csv_manifests(tmp_path: Path) -> None:
 def test_the_predicted_class_may_be_explained(place: Path, tmp_path: Path) -> None:
     usual = settings_for(place, tmp_path / "out", methods=("gradcam",), target="predicted", panels=1)
     outcome = localise_study(replace(usual, preprocess="own"))
-    found = read_scores(outcome.run.folder, 0.2)
-    assert found.explained == found.predicted and (tmp_path / "out/panels/confused-02.png").exists()
+    scores = read_scores(outcome.run.folder, 0.2)
+    assert scores.explained == scores.predicted and (tmp_path / "out/panels/confused-02.png").exists()
 
 
 @pytest.mark.usefixtures("one_format")
@@ -545,11 +548,11 @@ def test_command_from_an_empty_directory(
         toml({"model": f"{place / 'net.py'}:colours", "images": str(place / "data"), "steps": 5, "panels": 1,
               "methods": ["gradcam", TINY], "device": "cpu", "threads": 1, "limit": 6, "out": "of-the-file"})
     )  # fmt: skip
-    shown = CliRunner().invoke(
+    result = CliRunner().invoke(
         localise_command, [str(tmp_path / "study.toml"), "--out", "here", "--limit", "4"]
     )
-    assert shown.exit_code == 0, (shown.output, shown.exception)
-    assert "Localisation" in shown.output and "gradcam" in shown.output
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert "Localisation" in result.output and "gradcam" in result.output
     assert (tmp_path / "empty/here/summary.md").exists() and not (tmp_path / "of-the-file").exists()
     scored = read_scores(RunFolder.open("here/run"), 0.2)
     assert len(scored.images) == 4 and set(FLOORS) < set(scored.methods)

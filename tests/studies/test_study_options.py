@@ -57,13 +57,13 @@ def test_settings_come_from_the_file_and_the_command_line_wins(tmp_path: Path) -
     methods = ("gradcam", "lime(a=1, b=2)")
     rest = f"0.25 (0.2, 0.3) one True {sorted([*whole, 'draws'])}"
     assert call(file) == (None, f"{tmp_path / 'photos'} {methods} 3 ('a', 'b') True\n{rest}")
-    error, said = call(
+    error, output = call(
         file, "--draws", 9, "-i", "x", "--no-quick", "--low", 1, "--keep", "c", "--methods", ""
     )
-    assert error is None and said.startswith("x ('gradcam',) 9 ('c',) False\n1.0 (0.2, 0.3)")
+    assert error is None and output.startswith("x ('gradcam',) 9 ('c',) False\n1.0 (0.2, 0.3)")
 
 
-def test_only_what_was_said_is_given() -> None:
+def test_only_given_options_are_passed_on() -> None:
     nothing = "('gradcam',) 6 () False\n0.5 (0.1, 0.8) one True ['images', 'within']"
     assert call("-i", "x") == (None, f"x {nothing}")
     assert call("-i", "x", "--large")[1].startswith("x ('gradcam',) 7 () True")  # a preset is no default
@@ -72,8 +72,8 @@ def test_only_what_was_said_is_given() -> None:
 
 
 def test_every_setting_is_an_option_with_its_default_and_range() -> None:
-    said = [" ".join(line.split()) for line in call("--help")[1].partition("Options:")[2].splitlines()]
-    assert said[1:-1] == [
+    lines = [" ".join(line.split()) for line in call("--help")[1].partition("Options:")[2].splitlines()]
+    assert lines[1:-1] == [
         "-i, --images PATH Where they are.", "--methods TEXT Which. [default: gradcam]",
         "--large All of it.", "--draws INTEGER RANGE How often. [default: 6; 1<=x<=9]",
         "--low FLOAT How low. [default: 0.5]", "--keep TEXT What to keep.",
@@ -85,16 +85,16 @@ def test_every_setting_is_an_option_with_its_default_and_range() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "sentence"),
+    ("setting", "sentence"),
     [
         ({"draws": 0}, "draws is at least 1; got 0"),
         ({"draws": 10}, "draws is at most 9; got 10"),
         ({"kind": "tow"}, "kind cannot be 'tow'; did you mean 'two'?"),
     ],
 )
-def test_a_setting_out_of_range_is_refused_in_python_too(said: dict[str, object], sentence: str) -> None:
+def test_a_setting_out_of_range_is_refused_in_python_too(setting: dict[str, object], sentence: str) -> None:
     with pytest.raises(InputError, match=re.escape(sentence)):
-        Some(images=Path("x"), **said)  # type: ignore[arg-type]
+        Some(images=Path("x"), **setting)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_setting_out_of_range_is_refused_in_python_too(said: dict[str, object]
         ("=", "TOML"),
     ],
 )
-def test_a_bad_file_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+def test_a_bad_file_raises_a_clear_error(tmp_path: Path, text: str, sentence: str) -> None:
     (tmp_path / "study.toml").write_text(text)
     error, _ = call(tmp_path / "study.toml")
     assert isinstance(error, InputError) and sentence in str(error)

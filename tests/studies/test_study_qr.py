@@ -118,9 +118,9 @@ def test_table_2_is_what_the_metrics_say_about_the_stored_maps(finished: Path) -
             np.stack([np.asarray(Image.open(masks / f"{n}-{part}.png")) > 0 for n in numbers])
             for part in ("finder", "timing", "box")
         ]
-        found = hp.metrics.structure(stored, *parts)
+        scores = hp.metrics.structure(stored, *parts)
         for column, metric in (("BL", "bl"), ("FMR", "fmr"), ("TMR", "tmr"), ("DtS", "dts")):
-            assert float(row[column]) == pytest.approx(float(found[metric].nanmean()), abs=1e-6, nan_ok=True)
+            assert float(row[column]) == pytest.approx(float(scores[metric].nanmean()), abs=1e-6, nan_ok=True)
         assert float(row["empty maps"]) == pytest.approx(float(stored.degenerate.float().mean()))
         assert float(row["ms/image"]) > 0 and row["n"] == "8"
 
@@ -164,9 +164,9 @@ def test_lambda_0_is_ft_struct_whatever_alpha_is(finished: Path) -> None:
 def test_published_rows_are_shown_as_published(finished: Path, papers: dict[str, Any]) -> None:
     short = {"zs": "ZS", "ft-struct": "FTS", "ft-leakmin": "FTL"}
     names = {"layercam": "Layer", "eigengradcam": "Eigen", "xgradcam": "X"}
-    shown = table_rows(finished, "table-2", "paper, ResNet-50")
-    assert len(shown) == 9
-    for row in shown:
+    rows = table_rows(finished, "table-2", "paper, ResNet-50")
+    assert len(rows) == 9
+    for row in rows:
         numbers = [float(row[column]) for column in ("BL", "FMR", "TMR", "DtS", "ms/image")]
         golden = papers["cambench"]["table2"][f"R50|{short[row['regime']]}"][names[row["method"]]]
         assert numbers == golden
@@ -214,8 +214,8 @@ def test_a_stopped_study_goes_on_and_computes_nothing_twice(
     stopping = True
     assert study(*SHORT, "--heavy", "smoothgrad(samples=3)", "--out", tmp_path).exit_code == 130
     stopping = False
-    kept = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.parquet")}
-    assert sum(path.parent.parent.name == "measured" for path in kept) == 2 * len(REGIMES) * 4
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.parquet")}
+    assert sum(path.parent.parent.name == "measured" for path in times) == 2 * len(REGIMES) * 4
     assert not (tmp_path / "summary.md").exists()
     status = RunFolder.open(tmp_path / "measured").status()  # planned before anything is measured
     assert status.units > status.done == 2 * len(REGIMES) * 4
@@ -225,7 +225,7 @@ def test_a_stopped_study_goes_on_and_computes_nothing_twice(
 
     monkeypatch.setattr("heatproof.train.loop._epoch", no_more)
     assert study(*SHORT, "--heavy", "smoothgrad(samples=3)", "--out", tmp_path).exit_code == 0
-    assert all(path.stat().st_mtime_ns == time for path, time in kept.items())
+    assert all(path.stat().st_mtime_ns == time for path, time in times.items())
     assert len(explained) == whole  # every map that is needed, once
     for name in ("run", "subset", "measured"):
         query = (
@@ -241,8 +241,8 @@ def test_a_stopped_study_goes_on_and_computes_nothing_twice(
 
 
 def test_another_symbol_two_seeds_and_no_proxy(tmp_path: Path) -> None:
-    asked = ["--symbol", "datamatrix", "--seeds", "2", "--proxy", "0", "--methods", "gradcam"]
-    result = study(*SHORT, *asked, "--out", tmp_path)
+    options = ["--symbol", "datamatrix", "--seeds", "2", "--proxy", "0", "--methods", "gradcam"]
+    result = study(*SHORT, *options, "--out", tmp_path)
     assert result.exit_code == 0, result.output
     assert "Table 2: structure and speed, 2 seeds" in result.output
     assert "without any training before the regimes" in (tmp_path / "summary.md").read_text()
@@ -262,13 +262,13 @@ def results(columns: Columns, methods: tuple[str, ...], accuracy: float = 0.9, s
 
 
 def columns_of(maps: dict[str, torch.Tensor], masks: dict[str, np.ndarray]) -> Columns:
-    found: Columns = {}
+    columns: Columns = {}
     for method, values in maps.items():
         scores = hp.metrics.structure(values, masks["finder"], masks["timing"], masks["box"])
         for regime, (name, column) in itertools.product(REGIMES, scores.items()):
             name = "structure_score" if name == "score" else name
-            found[regime, method, name] = {str(i): v for i, v in enumerate(column.tolist())}
-    return found
+            columns[regime, method, name] = {str(i): v for i, v in enumerate(column.tolist())}
+    return columns
 
 
 def test_an_oracle_and_an_anti_oracle_get_the_extremes() -> None:
@@ -315,8 +315,8 @@ def test_the_order_of_methods_does_not_change_with_the_seed_beyond_its_intervals
 
 def test_floors_that_are_beaten_are_counted() -> None:
     leaks = {"gradcam": 0.2, "layercam": 0.8, "random": 0.5, "edges": 0.2}
-    said = floor_text(drawn(leaks, 0, codes=400))
-    assert "BL: random by 3, edges by 0 of 6" in said and "FMR: random by 3, edges by 3 of 6" in said
+    text = floor_text(drawn(leaks, 0, codes=400))
+    assert "BL: random by 3, edges by 0 of 6" in text and "FMR: random by 3, edges by 3 of 6" in text
 
 
 def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
@@ -351,15 +351,15 @@ def test_the_answer_about_leakage_follows_the_intervals() -> None:
     for row in rows:
         if row[:3] == ["ours", "ft-leakmin", "gradcam"]:
             row[place] = Value(0.1, (0.05, 0.15), 80)
-    said = leakage_answer(Table("t", "t", lower.columns, tuple(map(tuple, rows))))
-    assert "lower beyond both intervals for 1 of 2 methods, higher for 0" in said
-    assert "90.0% → 90.0%, not more than one point lost" in said and "No method's maps go empty" in said
+    answer = leakage_answer(Table("t", "t", lower.columns, tuple(map(tuple, rows))))
+    assert "lower beyond both intervals for 1 of 2 methods, higher for 0" in answer
+    assert "90.0% → 90.0%, not more than one point lost" in answer and "No method's maps go empty" in answer
     blank = [column.name for column in lower.columns].index("empty maps")
     for row in rows:
         if row[0] == "ours":
             row[blank] = 0.6 if row[1:3] == ["ft-leakmin", "gradcam"] else 0.0
-    said = leakage_answer(Table("t", "t", lower.columns, tuple(map(tuple, rows))))
-    assert "**Maps go empty**" in said and "gradcam 0% → 60%." in said
+    answer = leakage_answer(Table("t", "t", lower.columns, tuple(map(tuple, rows))))
+    assert "**Maps go empty**" in answer and "gradcam 0% → 60%." in answer
 
 
 @pytest.mark.parametrize(
@@ -377,10 +377,12 @@ def test_the_answer_about_leakage_follows_the_intervals() -> None:
         (["--photos", "/nowhere"], "there is no folder"),
     ],
 )
-def test_bad_input_is_one_sentence_before_any_work(tmp_path: Path, arguments: list[str], words: str) -> None:
+def test_bad_input_raises_a_clear_error_before_any_work(
+    tmp_path: Path, arguments: list[str], words: str
+) -> None:
     result = study(*TINY, "--out", tmp_path, *arguments)
-    said = " ".join(result.output.split())
-    assert result.exit_code == 2 and words in said and "Traceback" not in said, said
+    output = " ".join(result.output.split())
+    assert result.exit_code == 2 and words in output and "Traceback" not in output, output
     assert not (tmp_path / "data").exists() and not (tmp_path / "training").exists()
 
 
@@ -390,13 +392,13 @@ def test_other_settings_are_refused_in_a_folder_that_was_begun(finished: Path) -
 
 
 def test_the_help_names_the_defaults() -> None:
-    said = " ".join(study("--help").output.split())
+    help_text = " ".join(study("--help").output.split())
     numbers = {
         field.name: field.default for field in fields(QrSettings) if type(field.default) in (int, float)
     }
     assert len(numbers) > 15
     for name, default in numbers.items():
-        (about,) = re.findall(rf"--{name.replace('_', '-')} (?:INTEGER|FLOAT)[^\[]*\[([^\]]*)\]", said)
+        (about,) = re.findall(rf"--{name.replace('_', '-')} (?:INTEGER|FLOAT)[^\[]*\[([^\]]*)\]", help_text)
         assert about.split(";")[0] == f"default: {default:g}", name
 
 

@@ -62,7 +62,7 @@ def test_norms_are_those_of_the_gradients(seed: int, steps: int) -> None:
     log.close()
 
 
-def test_frozen_layers_are_silent_until_they_are_trained() -> None:
+def test_frozen_layers_have_no_gradient_until_they_are_trained() -> None:
     module = network()
     module[0].requires_grad_(False)
     log = GradientLog(module)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -97,7 +98,7 @@ def test_dropout_of_frozen_parts_is_off_and_of_trained_parts_is_on() -> None:
                 return super().forward(x)
 
         early, late = Drop(0.5), Drop(0.5)
-        early.where, late.where = "early", "late"
+        early.where, late.where = "early", "late"  # type: ignore[assignment]
         torch.manual_seed(0)
         convolve = nn.Sequential(nn.Conv2d(3, 4, 3), early, nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1))
         return nn.Sequential(convolve, nn.Flatten(), late, nn.Linear(4, 2))
@@ -258,7 +259,7 @@ def test_the_schedule_is_the_cosine() -> None:
     assert rates[4:] == [1e-5, 1e-5]
 
 
-def test_one_step_is_the_step_one_would_write() -> None:
+def test_one_step_equals_a_step_by_hand() -> None:
     """Label smoothing, class weights, clipping and SGD, against the same step spelled out."""
     data = bright_or_dark(6)
     phase = Phase(1, 0.5, optimiser="sgd", momentum=0.0, schedule="constant", label_smoothing=0.1, clip=0.05,
@@ -272,7 +273,8 @@ def test_one_step_is_the_step_one_would_write() -> None:
     weight = torch.tensor([1.0, 3.0])
     loss = -(smooth * weight * log_p).sum() / weight[data.labels].sum()
     loss.backward()
-    norm = math.sqrt(sum(float((p.grad**2).sum()) for p in twin.module.parameters()))
+    squares = [float((p.grad**2).sum()) for p in twin.module.parameters()]
+    norm = math.sqrt(sum(squares))
     assert norm > 0.05  # or clipping would not be seen
     with torch.no_grad():
         for ours, theirs in zip(model.module.parameters(), twin.module.parameters(), strict=True):
@@ -306,7 +308,7 @@ def test_flips_carry_the_masks_along() -> None:
         def prepare(self, *_: object) -> tuple[str, ...]:
             return ()
 
-        def __call__(self, step: object) -> Tensor:
+        def __call__(self, step: Any) -> Tensor:
             bright = step.images[:, 0] > 0
             assert torch.equal(bright, step.masks["box"])
             turned.extend((~step.masks["box"][:, 0, 0]).tolist())
@@ -388,7 +390,7 @@ GOOD, ONE_CLASS = Data(IMAGES, LABELS), Data(IMAGES, LABELS * 0)
         (lambda: Recipe(()), "at least one phase"),
     ],
 )  # fmt: skip
-def test_bad_input_is_one_sentence_before_training(start: Callable[[], object], sentence: str) -> None:
+def test_bad_input_raises_a_clear_error_before_training(start: Callable[[], object], sentence: str) -> None:
     with pytest.raises(HeatproofError, match=sentence) as caught:
         start()
     assert "\n" not in str(caught.value)

@@ -252,7 +252,7 @@ def empty_box() -> Data:
         ({"depth": "L5"}, bright_or_dark, "unknown depth"),
     ],
 )
-def test_bad_input_is_one_sentence(settings: dict, data: object, sentence: str) -> None:
+def test_bad_input_raises_a_clear_error(settings: dict, data: object, sentence: str) -> None:
     model = tiny()
     before = weights(model)
     with pytest.raises(HeatproofError, match=sentence):

@@ -52,17 +52,17 @@ def on_the_tag(group: CropGroup, masks: Tensor) -> int:
 def album_of(model: Model, images: Tensor, positive: int, pair: str, which: str, masks: Tensor) -> Row:
     """What the first group of the positive class is."""
     made = make_album(model, images, hp.explain(model, images, METHODS))
-    found: Row = {"pair": pair, "network": which, **dict.fromkeys(COLUMNS[2:], 0)}
+    row: Row = {"pair": pair, "network": which, **dict.fromkeys(COLUMNS[2:], 0)}
     for pages in made.classes:
         if pages.label == positive and pages.groups:  # a network may call no picture so
             first = pages.groups[0]
-            found |= {"pictures": pages.n, "groups": len(pages.groups), "first": first.n}
-            found |= {
+            row |= {"pictures": pages.n, "groups": len(pages.groups), "first": first.n}
+            row |= {
                 "on_tag": on_the_tag(first, masks),
                 "changed": first.changed,
                 "elsewhere": first.elsewhere,
             }
-    return found
+    return row
 
 
 def discs(seed: int) -> tuple[Pair, Tensor, Tensor]:
@@ -102,12 +102,12 @@ def rows(demos: list[Path]) -> Iterator[Row]:
             yield album_of(model, pair.images, CODE, f"demo {seed}", which, pair.masks)
 
 
-def table(found: list[Row]) -> str:
+def table(rows: list[Row]) -> str:
     """As the page shows it."""
     heads = ("pair", "network", "images", "groups", "in the first", "of these on the tag",
              "painting it over changes", "painting elsewhere")  # fmt: skip
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    return "\n".join([*lines, *("| " + " | ".join(str(row[c]) for c in COLUMNS) + " |" for row in found)])
+    return "\n".join([*lines, *("| " + " | ".join(str(row[c]) for c in COLUMNS) + " |" for row in rows)])
 
 
 def read() -> list[Row]:
@@ -115,9 +115,9 @@ def read() -> list[Row]:
         return [dict(row) for row in csv.DictReader(file)]
 
 
-def first_is_the_tag(found: list[Row], which: str) -> tuple[int, int]:
+def first_is_the_tag(rows: list[Row], which: str) -> tuple[int, int]:
     """In how many albums of a network most of the first group lies on the tag, and of how many."""
-    own = [row for row in found if row["network"] == which]
+    own = [row for row in rows if row["network"] == which]
     return int(np.sum([int(row["on_tag"]) > int(row["first"]) / 2 for row in own])), len(own)
 
 

@@ -45,24 +45,24 @@ def brief(alarms: list[Alarm]) -> list[tuple[int, str, str | None, str | None]]:
     return [(a.mechanism, a.checkpoint, a.method, a.class_name) for a in alarms]
 
 
-def one(architecture: str, mechanism: int, checkpoint: str, method: str | None = None) -> Alarm:
-    found = [
+def single_alarm(architecture: str, mechanism: int, checkpoint: str, method: str | None = None) -> Alarm:
+    alarms = [
         a
         for a in find_alarms(published(architecture))
         if (a.mechanism, a.checkpoint) == (mechanism, checkpoint) and method in (None, a.method)
     ]
-    assert len(found) == 1, brief(found)
-    return found[0]
+    assert len(alarms) == 1, brief(alarms)
+    return alarms[0]
 
 
 def test_scorecam_of_resnet_is_caught_one_checkpoint_before_auc_falls() -> None:
-    alarm = one("ResNet50V2", 2, "E25", "ScoreCAM")
+    alarm = single_alarm("ResNet50V2", 2, "E25", "ScoreCAM")
     assert (alarm.method, alarm.label, alarm.epoch, alarm.auc_tells_at) == ("ScoreCAM", None, 25, "E30")
     assert alarm.evidence["cscore"] == 0.014 and alarm.evidence["best_before"] == 0.698
 
 
 def test_gradcam_of_densenet_hides_pneumonia() -> None:
-    alarm = one("DenseNet201", 3, "E20")
+    alarm = single_alarm("DenseNet201", 3, "E20")
     assert (alarm.method, alarm.class_name, alarm.severity) == ("GradCAM", "Pneumonia", "critical")
     assert (alarm.evidence["cscore"], alarm.evidence["overall"]) == (0.014, 0.197)
     assert alarm.auc_tells_at is None
@@ -70,7 +70,7 @@ def test_gradcam_of_densenet_hides_pneumonia() -> None:
 
 def test_a_class_that_falls_from_its_own_best_is_a_collapse_of_that_class() -> None:
     """What the global score hides and what a class has lost are two things: 0.887 at E25, 0.008 at E30."""
-    alarm = one("InceptionV3", 2, "E30")
+    alarm = single_alarm("InceptionV3", 2, "E30")
     assert (alarm.method, alarm.class_name, alarm.severity) == ("GradCAM", "Pneumonia", "critical")
     assert (alarm.evidence["cscore"], alarm.evidence["best_before"]) == (0.008, 0.887)
     assert (
@@ -81,7 +81,7 @@ def test_a_class_that_falls_from_its_own_best_is_a_collapse_of_that_class() -> N
 
 
 def test_densenet_calls_every_image_pneumonia() -> None:
-    alarm = one("DenseNet201", 1, "E25")
+    alarm = single_alarm("DenseNet201", 1, "E25")
     assert (alarm.class_name, alarm.method) == ("Normal", None)
     assert (alarm.evidence["gold"], alarm.evidence["images"]) == (0, 317)
     assert "0 of 317 images of Normal" in alarm.sentence and "0.987" in alarm.sentence
@@ -91,7 +91,7 @@ def test_densenet_never_has_an_attribution_collapse() -> None:
     assert not [a for a in find_alarms(published("DenseNet201")) if a.mechanism == 2]
 
 
-def test_nothing_is_said_where_auc_itself_tells() -> None:
+def test_no_alarm_where_auc_falls_too() -> None:
     """ResNet50V2 at E30: the Normal list is empty and ScoreCAM is at 0, but so is AUC, nearly."""
     run = published("ResNet50V2")
     assert auc_falls(run) == [False] * 6 + [True]
@@ -236,7 +236,7 @@ def test_a_shifted_threshold_is_a_gold_list_collapse_and_nothing_else(
     assert brief(alarms) == [(1, "broken", None, "standing")]
 
 
-def test_a_layer_silent_for_one_class_is_an_attribution_collapse_and_nothing_else(
+def test_a_layer_without_activation_for_one_class_raises_only_an_attribution_collapse(
     trained: tuple[Network, Trajectory],
 ) -> None:
     network = copy_of(trained[0])
@@ -248,7 +248,7 @@ def test_a_layer_silent_for_one_class_is_an_attribution_collapse_and_nothing_els
     assert all(alarm.evidence["degenerate"] == 1 for alarm in alarms)
 
 
-def test_a_layer_silent_for_all_is_one_alarm_per_method(trained: tuple[Network, Trajectory]) -> None:
+def test_a_layer_without_activation_raises_one_alarm_per_method(trained: tuple[Network, Trajectory]) -> None:
     """Every map of every class empty, with the answers of the healthy network."""
     healthy = trained[1].checkpoints[-1]
     maps = torch.zeros(len(LABELS), 7, 7)
@@ -321,7 +321,7 @@ def test_an_untrained_network_is_not_alarming() -> None:
     assert find_alarms(Trajectory((UNTRAINED, state(0.6, (0.05, 0.6), gold=(0, 50))))) == []
 
 
-def test_a_class_on_its_way_is_no_collapse_and_one_that_stays_away_is() -> None:
+def test_a_recovering_class_is_no_collapse_and_a_missing_class_is() -> None:
     lists = [(0, 0), (0, 50), (0, 50)]  # not sure of anything yet, then of one class only, and still
     run = [state(0.95, (0.5, 0.5), gold, f"t{k}") for k, gold in enumerate(lists)]
     assert brief(find_alarms(Trajectory(tuple(run[:2])))) == []
@@ -389,11 +389,11 @@ def test_auc_of_the_same_images_is_compared_image_by_image() -> None:
     apart = replace(second, moves=other)
     assert difference_error(first, second) < 0.3 * difference_error(first, apart)
     assert difference_error(first, apart) == pytest.approx(
-        math.hypot(*(math.sqrt(sum(e * e for e in one.moves.values())) for one in (first, apart)))
+        math.hypot(*(math.sqrt(sum(e * e for e in state.moves.values())) for state in (first, apart)))
     )
 
 
-@pytest.mark.parametrize("tau, gold", [("0.5", [4, 1]), ("'adaptive'", [4, 4]), ("0.3", [3, 3])])
+@pytest.mark.parametrize(("tau", "gold"), [("0.5", [4, 1]), ("'adaptive'", [4, 4]), ("0.3", [3, 3])])
 def test_gold_lists_are_counted_at_the_threshold_in_force(tmp_path: Path, tau: str, gold: list[int]) -> None:
     """All of class 1 rank above all of class 0, but the threshold of a half has left them."""
     chances = [0.1, 0.2, 0.22, 0.25, 0.28, 0.33, 0.4, 0.6]
@@ -408,9 +408,9 @@ def test_gold_lists_are_counted_at_the_threshold_in_force(tmp_path: Path, tau: s
         rows.append(Score(**answer, explained=int(p > 0.5), metric="predicted", value=float(p > 0.5)))
     folder = RunFolder.create(tmp_path / "run", Manifest.collect({}, models={"epoch1": "x"}))
     folder.write_unit(Unit("epoch1", (0, 8), (), ("any",)), rows)
-    (found,) = Trajectory.from_run(folder)
-    assert [found.classes[c] for c in (0, 1)] == [ClassState(4, n) for n in gold]
-    assert list(found.moves) == [f"{i}.png" for i in range(8)]
+    (trajectory,) = Trajectory.from_run(folder)
+    assert [trajectory.classes[c] for c in (0, 1)] == [ClassState(4, n) for n in gold]
+    assert list(trajectory.moves) == [f"{i}.png" for i in range(8)]
 
 
 def test_the_error_of_auc_against_simulation() -> None:

@@ -82,7 +82,7 @@ def test_the_tag_is_the_first_group_of_the_network_that_uses_it(
     assert all(on_the_tag(group, masks) == 0 for group in album(pair.a, images)["green"].groups)
 
 
-def test_painting_the_tag_over_changes_what_nothing_else_speaks_for(
+def test_painting_over_the_tag_changes_the_answer_if_nothing_else_supports_it(
     pair: Pair, tagged: tuple[Tensor, Tensor, Tensor]
 ) -> None:
     images, masks, labels = tagged
@@ -105,8 +105,10 @@ def test_twice_the_same_and_the_network_is_not_touched(pair: Pair) -> None:
     made = album(model, pair.images)
     assert content(made) == content(album(model, pair.images))
     assert torch.equal(torch.get_rng_state(), state) and torch.equal(pair.images, pixels)
-    for mine, kept in zip(model.module.parameters(), before.parameters(), strict=True):
-        assert torch.equal(mine, kept) and mine.requires_grad == kept.requires_grad and mine.grad is None
+    for mine, original in zip(model.module.parameters(), before.parameters(), strict=True):
+        assert (
+            torch.equal(mine, original) and mine.requires_grad == original.requires_grad and mine.grad is None
+        )
     assert [m.training for m in model.module.modules()] == [m.training for m in before.modules()]
     assert not any(part._forward_hooks for part in model.module.modules())
 
@@ -114,20 +116,22 @@ def test_twice_the_same_and_the_network_is_not_touched(pair: Pair) -> None:
 def test_pictures_that_say_nothing_are_counted_and_left_out(pair: Pair) -> None:
     images = pair.images
     maps = hp.explain(pair.a, images, METHODS)
-    some = {name: replace(one, values=one.values.clone()) for name, one in maps.items()}
-    for one in some.values():
-        one.values[:5] = 0.5
+    some = {name: replace(values, values=values.values.clone()) for name, values in maps.items()}
+    for method_maps in some.values():
+        method_maps.values[:5] = 0.5
     pages = make_album(pair.a, images, some)[1]
     assert (pages.blank, pages.n, pages.name) == (5, len(images) - 5, "class 1")
-    for one in some.values():
-        one.values[:] = -1.0
+    for method_maps in some.values():
+        method_maps.values[:] = -1.0
     made = make_album(pair.a, images, some)
     assert made[1].groups == () and made[1].blank == len(images)
     assert "are blank" in album_section(made).missing
-    wrong = {name: replace(one, explained=torch.zeros_like(one.explained)) for name, one in maps.items()}
+    wrong = {
+        name: replace(values, explained=torch.zeros_like(values.explained)) for name, values in maps.items()
+    }
     assert make_album(pair.a, images, wrong)[0].called_otherwise == len(images)  # A says blue to all of them
-    nobody = {name: replace(one, explained=one.explained * 0 - 1) for name, one in maps.items()}
-    assert make_album(pair.a, images, nobody).classes == ()
+    unexplained = {name: replace(values, explained=values.explained * 0 - 1) for name, values in maps.items()}
+    assert make_album(pair.a, images, unexplained).classes == ()
     with pytest.raises(InputError, match="no class 7"):
         made[7]
 
@@ -137,18 +141,18 @@ def test_at_most_so_many_pictures_and_pixels(pair: Pair) -> None:
     pages = album(pair.a, images, per_class=4, crop=20)["blue"]
     assert pages.n + pages.called_otherwise + pages.blank == 4
     assert all(max(crop.pixels.shape[:2]) == 20 for group in pages.groups for crop in group.crops)
-    (one,) = album(pair.a, pair.images[:1]).classes
-    assert one.groups[0].n == 1 and "of 1 image," in one.groups[0].sentence
+    (label,) = album(pair.a, pair.images[:1]).classes
+    assert label.groups[0].n == 1 and "of 1 image," in label.groups[0].sentence
 
 
-def test_what_cannot_be_used_is_one_sentence(pair: Pair) -> None:
+def test_what_cannot_be_used_raises_a_clear_error(pair: Pair) -> None:
     maps = hp.explain(pair.a, pair.images, METHODS)
     other = {**maps, "layercam": replace(maps["layercam"], explained=torch.zeros(12, dtype=torch.long))}
     for given, options, sentence in (
         (maps, {"methods": []}, "a method that follows the network"),
         (maps, {"methods": ["rise"]}, "no maps of rise"),
         (maps, {"per_class": 0}, "at least 1"),
-        ({name: one.take([0]) for name, one in maps.items()}, {}, "they must match"),
+        ({name: values.take([0]) for name, values in maps.items()}, {}, "they must match"),
         (other, {}, "different classes"),
     ):
         with pytest.raises(InputError, match=sentence):
@@ -169,34 +173,35 @@ def test_an_album_of_a_run_is_kept_in_its_folder(study: Path) -> None:
     folder = RunFolder.open(study.parent / "run")
     assert read_album(folder) is None and "heatproof verdict RUN --album" in album_section(None).missing
     path = write_album(folder, ["gradcam"], study=study)
-    kept = read_album(folder)
-    assert kept is not None and path.parent == folder.path
-    assert (kept.methods, kept.checkpoint) == (("gradcam",), "epoch02")
-    assert sum(pages.n + pages.blank + pages.called_otherwise for pages in kept.classes) == 18
-    assert {pages.name for pages in kept.classes} <= {"cat", "dog"}
+    stored = read_album(folder)
+    assert stored is not None and path.parent == folder.path
+    assert (stored.methods, stored.checkpoint) == (("gradcam",), "epoch02")
+    assert sum(pages.n + pages.blank + pages.called_otherwise for pages in stored.classes) == 18
+    assert {pages.name for pages in stored.classes} <= {"cat", "dog"}
     model = hp.load_model(f"{study.parent}/net.py:tiny", study.parent / "epochs" / "epoch02.pt")
-    assert content(album_of_run(folder, model, ["gradcam"])) == content(kept)  # as it was before it was kept
+    # The same before and after it is stored.
+    assert content(album_of_run(folder, model, ["gradcam"])) == content(stored)
     assert album_of_run(folder, model).methods == ("gradcam", "layercam")  # no floors
     assert inspect(folder.path) == []
-    page = str(album_section(kept).body)
-    groups = [group for pages in kept.classes for group in pages.groups]
+    page = str(album_section(stored).body)
+    groups = [group for pages in stored.classes for group in pages.groups]
     assert groups and all(group.sentence in page for group in groups)
     assert page.count("<img ") == sum(len(group.crops) for group in groups)
 
 
-def test_names_are_shown_and_not_obeyed(study: Path) -> None:
+def test_names_are_escaped(study: Path) -> None:
     folder = RunFolder.open(study.parent / "run")
     write_album(folder, study=study)
-    kept = read_album(folder)
-    assert kept is not None
-    pages = next(pages for pages in kept.classes if pages.groups)
+    stored = read_album(folder)
+    assert stored is not None
+    pages = next(pages for pages in stored.classes if pages.groups)
     (first, *_), evil = pages.groups, '"><script>alert(1)</script>'
     crops = (replace(first.crops[0], id=evil),)
     made = Album((replace(pages, name=evil, groups=(replace(first, crops=crops),)),), (evil,), evil)
     assert "<script" not in str(album_section(made).body) and "&lt;script" in str(album_section(made).body)
 
 
-def test_what_stands_in_the_way_is_one_sentence(study: Path, tmp_path: Path) -> None:
+def test_what_stands_in_the_way_raises_a_clear_error(study: Path, tmp_path: Path) -> None:
     folder = RunFolder.open(study.parent / "run")
     other = make_study(tmp_path / "other", methods=["gradcam"], metrics=[], run="pictures = false", images=4)
     run_study(other, tmp_path / "run")
@@ -210,9 +215,9 @@ def test_what_stands_in_the_way_is_one_sentence(study: Path, tmp_path: Path) -> 
         (folder, {"study": other}, "the weights of 'epoch02' are not those of the run"),
         (bare, {"study": other, "checkpoint": "epoch01"}, "stores no images"),
     ):
-        with pytest.raises(HeatproofError, match=sentence) as told:
+        with pytest.raises(HeatproofError, match=sentence) as error:
             write_album(given, **options)
-        assert "\n" not in str(told.value)
+        assert "\n" not in str(error.value)
     assert not (bare.path / "album.json").exists()
 
 

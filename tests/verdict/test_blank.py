@@ -66,19 +66,19 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> hp.Run:
 
 def test_rows_of_blank_maps_say_which(run: hp.Run) -> None:
     rows = run.folder.scores().sql("from scores where metric = 'degenerate'")
-    found = {(r["method"], r["label"], r["image"][-6:-4]): (r["value"], r["reason"]) for r in rows}
+    values = {(r["method"], r["label"], r["image"][-6:-4]): (r["value"], r["reason"]) for r in rows}
     for method in ("gradcam", "layercam"):
         for i in range(12):
             dark = i >= 8
-            assert found[method, 1, f"{i:02d}"] == (float(dark), DEAD_LAYER if dark else "")
-            assert found[method, 0, f"{i:02d}"] == (1.0, DEAD_LAYER if dark else NO_EVIDENCE)
-    assert {found["eigencam", c, f"{i:02d}"] for c in (0, 1) for i in range(8)} == {(0.0, "")}
-    assert {found["eigencam", c, f"{i:02d}"] for c in (0, 1) for i in range(8, 12)} == {(1.0, DEAD_LAYER)}
-    assert {reason for (method, *_), (_, reason) in found.items() if method == "gradient"} == {""}
+            assert values[method, 1, f"{i:02d}"] == (float(dark), DEAD_LAYER if dark else "")
+            assert values[method, 0, f"{i:02d}"] == (1.0, DEAD_LAYER if dark else NO_EVIDENCE)
+    assert {values["eigencam", c, f"{i:02d}"] for c in (0, 1) for i in range(8)} == {(0.0, "")}
+    assert {values["eigencam", c, f"{i:02d}"] for c in (0, 1) for i in range(8, 12)} == {(1.0, DEAD_LAYER)}
+    assert {reason for (method, *_), (_, reason) in values.items() if method == "gradient"} == {""}
 
 
 def test_the_verdict_says_which(run: hp.Run) -> None:
-    notes = {one.method: one.note.partition("; ")[2] for one in run.verdict().methods}
+    notes = {answer.method: answer.note.partition("; ")[2] for answer in run.verdict().methods}
     both = "33% without positive evidence for the explained class, 33% because the layer is constant"
     assert notes["gradcam"] == notes["layercam"] == f"67% of its maps are blank: {both}"
     assert notes["eigencam"] == "33% of its maps are blank: 33% because the layer is constant"

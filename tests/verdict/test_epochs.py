@@ -28,12 +28,12 @@ COLLAPSED, CROSSED = "AUC below 0.5", "accuracy below 50 %, AUC intact"
 
 def test_the_published_epochs_are_flagged_as_the_caption_says() -> None:
     """Red: AUC < 0.50. Amber: accuracy < 50 % with intact AUC, of which it names DenseNet201, 21 to 23."""
-    found: dict[str, dict[str, list[int]]] = {name: {COLLAPSED: [], CROSSED: []} for name in TABLE["archs"]}
+    epochs: dict[str, dict[str, list[int]]] = {name: {COLLAPSED: [], CROSSED: []} for name in TABLE["archs"]}
     for epoch, row in TABLE["acc"].items():
         for name, (auc, percent) in zip(TABLE["archs"], row, strict=True):
             if flag := epoch_flag(auc, percent / 100):
-                found[name][flag].append(int(epoch))
-    assert found == {
+                epochs[name][flag].append(int(epoch))
+    assert epochs == {
         "DenseNet201": {COLLAPSED: [], CROSSED: [3, 21, 22, 23]},
         "InceptionV3": {COLLAPSED: [], CROSSED: [23, 26]},  # the paper: "collapse events at epochs 23 and 26"
         "ResNet50V2": {COLLAPSED: [23, 30], CROSSED: [22, 24]},
@@ -41,7 +41,7 @@ def test_the_published_epochs_are_flagged_as_the_caption_says() -> None:
 
 
 @given(st.floats(0, 1), st.floats(0, 1), st.integers(2, 20))
-def test_a_flag_is_about_one_thing(auc: float, accuracy: float, classes: int) -> None:
+def test_a_flag_has_one_kind_only(auc: float, accuracy: float, classes: int) -> None:
     flag = epoch_flag(auc, accuracy, classes)
     assert (flag == COLLAPSED) == (auc < 0.5)
     assert flag.startswith("accuracy below") == (auc >= 0.75 and accuracy < 1 / classes)
@@ -76,21 +76,21 @@ def test_the_layers_that_grew() -> None:
 
 
 @given(st.sets(st.integers(1, 30), max_size=6), st.sets(st.integers(1, 30), max_size=6), st.integers(1, 30))
-def test_foretold_is_counted_as_one_would_by_hand(jumps: set[int], alarms: set[int], last: int) -> None:
+def test_foretold_equals_a_count_by_hand(jumps: set[int], alarms: set[int], last: int) -> None:
     every = list(range(1, last + 1))
-    found = early_warning(every, sorted(jumps), sorted(alarms))
+    warning = early_warning(every, sorted(jumps), sorted(alarms))
     raised, jumped = alarms & set(every), jumps & set(every)
 
     def by_hand(at: set[int]) -> int:
         return len([a for a in raised if any(a - k in at for k in range(1, WINDOW + 1))])
 
-    assert (found.alarms, found.jumps, found.foretold) == (len(raised), len(jumped), by_hand(jumped))
+    assert (warning.alarms, warning.jumps, warning.foretold) == (len(raised), len(jumped), by_hand(jumped))
     if raised and jumped:
         turned = [{(j - 1 + k) % last + 1 for j in jumped} for k in range(last)]
-        assert found.p == pytest.approx(sum(by_hand(t) >= found.foretold for t in turned) / last)
-        assert 0 < found.p <= 1
+        assert warning.p == pytest.approx(sum(by_hand(t) >= warning.foretold for t in turned) / last)
+        assert 0 < warning.p <= 1
     else:
-        assert math.isnan(found.p) and "There is nothing to test" in found.sentence
+        assert math.isnan(warning.p) and "There is nothing to test" in warning.sentence
 
 
 def test_the_sentence_says_what_chance_gives() -> None:

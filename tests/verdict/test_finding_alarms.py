@@ -32,8 +32,8 @@ def state(
 
 
 def alarms(*states: CheckpointState) -> set[tuple[int, str, str | None]]:
-    found = find_alarms(Trajectory(states, NAMES))
-    return {(alarm.mechanism, alarm.checkpoint, alarm.class_name) for alarm in found}
+    alarms = find_alarms(Trajectory(states, NAMES))
+    return {(alarm.mechanism, alarm.checkpoint, alarm.class_name) for alarm in alarms}
 
 
 GOOD = state("e1", (0.95, 0.95), (180, 180), (0.5, 0.5))

@@ -242,7 +242,7 @@ def test_auc_is_computed_where_a_run_was_not_asked_for_it(run: RunFolder, tmp_pa
     names = "model, checkpoint, image, label, explained, method, metric, value, reason"
     rows = run.scores().sql(f"select {names} from scores where metric <> 'auc' and metric not like 'recall%'")
     folder = RunFolder.create(tmp_path / "run", run.manifest)
-    folder.write_unit(Unit("epoch01", (0, 1), (), ("any",)), [Score(**one) for one in rows])
+    folder.write_unit(Unit("epoch01", (0, 1), (), ("any",)), [Score(**row) for row in rows])
     assert [c.auc for c in Trajectory.from_run(folder)] == [c.auc for c in Trajectory.from_run(run)]
 
 
@@ -285,7 +285,7 @@ def test_no_alarms(collapsed: Path) -> None:
         assert (verdict.holds, len(verdict.alarms)) == (holds, 0 if holds else 1), rule
 
 
-def test_no_alarms_cannot_hold_where_nobody_looked(tmp_path: Path) -> None:
+def test_no_alarms_fails_without_explanation_metrics(tmp_path: Path) -> None:
     verdict = only(small_folder(tmp_path / "run", [row("auc", 0.9)]), "no-alarms")
     assert not verdict.holds and "holds no C-Score; add cscore" in verdict.reasons[0]
 
@@ -330,7 +330,7 @@ def test_junit_and_json(collapsed: Path, tmp_path: Path) -> None:
     failure = cases[2].find("failure")
     assert failure is not None and "0 of 8 images of cat" in str(failure.text)
     content = json.loads(text.read_text())
-    assert content["holds"] is False and [one["holds"] for one in content["rules"]] == [
+    assert content["holds"] is False and [rule["holds"] for rule in content["rules"]] == [
         True,
         False,
         False,
@@ -370,20 +370,20 @@ def test_every_rule_says_n_and_too_few_images_keep_no_rule(tmp_path: Path) -> No
         "recall.1 >= 0.8": 40, "bl <= 0.2": 40, "bl.1 <= 0.2": 20,
     }  # fmt: skip
     for rule, n in expected.items():
-        _, found = check(folder, [rule])
-        assert (found.n, found.holds) == (n, n >= 30), rule
+        _, result = check(folder, [rule])
+        assert (result.n, result.holds) == (n, n >= 30), rule
         assert only(folder, rule, n).holds and not only(folder, rule, n + 1).holds
     assert check(folder, ["cscore.0 >= 0.5"])[1].values[0].reason == "5 images are fewer than 30"
-    shown = invoke(folder.path, "--rule", "auc >= 0.9", "--rule", "cscore.0 >= 0.5")
-    assert shown.exit_code == 1 and re.search(r"ok +auc >= 0.9 +0.95 +80 ", shown.output)
-    assert re.search(r"FAIL +cscore.0 >= 0.5 +0.9 +5 .*5 images are fewer than 30", shown.output)
+    outcome = invoke(folder.path, "--rule", "auc >= 0.9", "--rule", "cscore.0 >= 0.5")
+    assert outcome.exit_code == 1 and re.search(r"ok +auc >= 0.9 +0.95 +80 ", outcome.output)
+    assert re.search(r"FAIL +cscore.0 >= 0.5 +0.9 +5 .*5 images are fewer than 30", outcome.output)
     assert invoke(folder.path, "--rule", "cscore.0 >= 0.5", "--min-n", 5).exit_code == 0
 
 
 def test_half_a_run_and_broken_pictures_are_refused(tmp_path: Path) -> None:
     study = make_study(tmp_path, 40, ["gradcam"], ["accuracy"])
     for picture in sorted((tmp_path / "pictures").rglob("*.png"))[:3]:
-        picture.write_bytes(b"not a picture")
+        picture.write_bytes(b"not an image")
     run_study(study, tmp_path / "out")
     folder = RunFolder.open(tmp_path / "out")
     first, _ = check(folder, ["accuracy >= 0"])
@@ -393,8 +393,8 @@ def test_half_a_run_and_broken_pictures_are_refused(tmp_path: Path) -> None:
     assert invoke(folder.path, "--rule", "accuracy >= 0", "--min-usable", 92).exit_code == 0
     part = next(iter(sorted((folder.path / "scores").glob("*.parquet"))))
     part.unlink()
-    shown = invoke(folder.path, "--rule", "degenerate <= 1", "--min-usable", 0)
-    assert shown.exit_code == 1 and "units are missing" in " ".join(shown.output.split())
+    result = invoke(folder.path, "--rule", "degenerate <= 1", "--min-usable", 0)
+    assert result.exit_code == 1 and "units are missing" in " ".join(result.output.split())
 
 
 def test_an_empty_gold_list_keeps_no_rule(tmp_path: Path) -> None:

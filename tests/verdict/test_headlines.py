@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -50,8 +49,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pair = make_pair(model, *model_ready(model), TAG, positive=1, lr=3e-3, out=folder / "pair")
     assert pair.holds
     (folder / "net.py").write_text(NETWORK)
-    for name, one in (("a", pair.a), ("b", pair.b)):
-        torch.save(one.module.state_dict(), folder / f"{name}.pt")
+    for name, twin in (("a", pair.a), ("b", pair.b)):
+        torch.save(twin.module.state_dict(), folder / f"{name}.pt")
     images, labels = model_ready(model, 4 * EACH, seed=9)
     tagged, masks = TAG.plant(images, [str(i) for i in range(len(images))], model.preprocess)
     boxes = [box_of(picture) for picture in pixels(images, model.preprocess)]
@@ -61,13 +60,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     blue, green = ([i for i in range(len(images)) if labels[i] == c and apart[i]][:EACH] for c in (1, 0))
     assert len(blue) == len(green) == EACH
     tagged[labels == 0] = images[labels == 0]
-    for name, lot in (("plain", images), ("tagged", tagged)):
+    for name, group in (("plain", images), ("tagged", tagged)):
         (folder / name).mkdir()
         with (folder / f"{name}.csv").open("w", newline="") as file:
             rows = csv.writer(file)
             rows.writerow(["path", "label", "x0", "y0", "x1", "y1"])
             for i in (*blue, *green):
-                (picture,) = pixels(lot[i : i + 1], model.preprocess)
+                (picture,) = pixels(group[i : i + 1], model.preprocess)
                 Image.fromarray(picture).save(folder / name / f"{i:03d}.png")
                 rows.writerow([f"{name}/{i:03d}.png", ("green", "blue")[int(labels[i])], *boxes[i]])
     return folder
@@ -80,7 +79,7 @@ def box_of(picture: np.ndarray) -> tuple[int, ...]:
 
 
 @pytest.fixture(autouse=True)
-def two_that_never_look(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def two_that_never_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Methods of a plug-in: what is colourful in the picture, and a corner of it."""
     explainers.names()
     for name in ("_entries", "_keys"):
@@ -98,10 +97,8 @@ def two_that_never_look(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         steps = torch.linspace(1, 0, SIDE)
         return torch.outer(steps, steps) ** 4 + 1e-3 * trace.images.mean(1)
 
-    yield
 
-
-def told(folder: Path, weights: str, pictures: str, methods: list[str]) -> tuple[dict[str, Any], str, str]:
+def judged(folder: Path, weights: str, pictures: str, methods: list[str]) -> tuple[dict[str, Any], str, str]:
     """verdict.json, what the command prints, and the page, of a run."""
     study = {
         "methods": [*methods, "random"],
@@ -114,16 +111,16 @@ def told(folder: Path, weights: str, pictures: str, methods: list[str]) -> tuple
     path.write_text(toml(study))
     ended = heatproof("run", path, "--out", out)
     assert ended.exit_code == 0, ended.output
-    kept = json.loads((out / FILE).read_text())
-    shown = heatproof("verdict", out)
-    assert shown.exit_code == 0
+    verdict = json.loads((out / FILE).read_text())
+    result = heatproof("verdict", out)
+    assert result.exit_code == 0
     assert heatproof("report", out, "-o", out / "page.html").exit_code == 0
     page = unescape((out / "page.html").read_text())
     head = page.partition('<section class="verdict')[2].partition("</section>")[0]
-    assert f"{kept['headline']}: heatproof verdict" in ended.output
-    for text in (shown.output, head):
-        assert kept["headline"] in text and kept["sentence"] in text
-    return kept, shown.output, head
+    assert f"{verdict['headline']}: heatproof verdict" in ended.output
+    for text in (result.output, head):
+        assert verdict["headline"] in text and verdict["sentence"] in text
+    return verdict, result.output, head
 
 
 @pytest.mark.parametrize(
@@ -138,16 +135,17 @@ def told(folder: Path, weights: str, pictures: str, methods: list[str]) -> tuple
 def test_each_headline_in_a_run_of_its_own(
     place: Path, weights: str, pictures: str, method: str, follows: str, lie: str
 ) -> None:
-    kept, shown, page = told(place, weights, pictures, [method])
-    assert kept["headline"] == HEADLINES[follows, lie]  # type: ignore[index]
-    assert [one["follows"] for one in kept["methods"]] == [follows]
-    assert kept["network"]["maps_lie"] == lie
-    assert kept["network"]["looks_there"] == (lie if follows == "yes" else "undecided")
+    verdict, output, page = judged(place, weights, pictures, [method])
+    assert verdict["headline"] == HEADLINES[follows, lie]  # type: ignore[index]
+    assert [method_answer["follows"] for method_answer in verdict["methods"]] == [follows]
+    assert verdict["network"]["maps_lie"] == lie
+    assert verdict["network"]["looks_there"] == (lie if follows == "yes" else "undecided")
     if follows == "no":
         assert all(
-            IGNORES_WEIGHTS in text for text in (kept["methods"][0]["note"], " ".join(shown.split()), page)
+            IGNORES_WEIGHTS in text
+            for text in (verdict["methods"][0]["note"], " ".join(output.split()), page)
         )
-        (weights_alone, _) = (test for test in kept["methods"][0]["tests"] if test["votes"])
+        (weights_alone, _) = (test for test in verdict["methods"][0]["tests"] if test["votes"])
         assert weights_alone["value"] == 0 and weights_alone["answer"] == "no"
 
 
@@ -162,10 +160,10 @@ def test_annotations_of_the_whole_image_judge_no_position(place: Path, kind: str
         table = csv.writer(file)
         table.writerow(["path", "label", *(["mask_object"] if masked else ["x0", "y0", "x1", "y1"])])
         table.writerows([*row, *truth] for row in rows)
-    kept, _, _ = told(place, "b", kind, ["gradcam"])
-    assert kept["headline"] == HEADLINES["yes", "undecided"]
-    assert kept["network"]["looks_there"] == kept["network"]["maps_lie"] == "undecided"
-    assert "cannot be tested: annotations cover too much of the image" in kept["sentence"]
+    verdict, _, _ = judged(place, "b", kind, ["gradcam"])
+    assert verdict["headline"] == HEADLINES["yes", "undecided"]
+    assert verdict["network"]["looks_there"] == verdict["network"]["maps_lie"] == "undecided"
+    assert "cannot be tested: annotations cover too much of the image" in verdict["sentence"]
 
 
 def test_wrong_labels_stand_in_the_headline(place: Path) -> None:
@@ -179,17 +177,17 @@ def test_wrong_labels_stand_in_the_headline(place: Path) -> None:
         table = csv.DictWriter(file, rows[0])
         table.writeheader()
         table.writerows(rows)
-    kept, _, page = told(place, "b", "mislabelled", ["gradcam"])
-    assert kept["labels"]["n"] == 2 * EACH and 0.6 < kept["labels"]["accuracy"] < LOW_ACCURACY
-    share = f"only {kept['labels']['accuracy']:.0%} of the predictions match the labels (n = {2 * EACH})"
-    assert kept["headline"].startswith(HEADLINES["yes", "undecided"]) and share in kept["headline"]
+    verdict, _, page = judged(place, "b", "mislabelled", ["gradcam"])
+    assert verdict["labels"]["n"] == 2 * EACH and 0.6 < verdict["labels"]["accuracy"] < LOW_ACCURACY
+    share = f"only {verdict['labels']['accuracy']:.0%} of the predictions match the labels (n = {2 * EACH})"
+    assert verdict["headline"].startswith(HEADLINES["yes", "undecided"]) and share in verdict["headline"]
     assert not page.startswith(" clear")
 
 
-def test_beside_one_that_follows_the_others_are_judged_too(place: Path) -> None:
-    kept, _, _ = told(place, "b", "plain", ["gradcam", "corner"])
-    assert [one["follows"] for one in kept["methods"]] == ["yes", "no"]
-    assert kept["headline"] == HEADLINES["yes", "yes"] and kept["network"]["read_from"] == ["gradcam"]
+def test_other_methods_are_judged_beside_a_following_method(place: Path) -> None:
+    verdict, _, _ = judged(place, "b", "plain", ["gradcam", "corner"])
+    assert [method_answer["follows"] for method_answer in verdict["methods"]] == ["yes", "no"]
+    assert verdict["headline"] == HEADLINES["yes", "yes"] and verdict["network"]["read_from"] == ["gradcam"]
 
 
 def test_where_no_map_stands_out_the_verdict_says_what_would_decide(place: Path) -> None:
@@ -201,7 +199,9 @@ def test_where_no_map_stands_out_the_verdict_says_what_would_decide(place: Path)
         mixed = (trace.activation.sum(1) * 1e4).sin()
         return mixed - mixed.amin((1, 2), keepdim=True)
 
-    kept, _, page = told(place, "b", "plain", ["dice"])
-    assert kept["headline"] == UNDECIDED and [one["follows"] for one in kept["methods"]] == ["undecided"]
+    verdict, _, page = judged(place, "b", "plain", ["dice"])
+    assert verdict["headline"] == UNDECIDED and [
+        method_answer["follows"] for method_answer in verdict["methods"]
+    ] == ["undecided"]
     would = "no method is better than its control maps on this network, so none is judged"
-    assert all(would in text for text in (kept["methods"][0]["note"], kept["sentence"], page))
+    assert all(would in text for text in (verdict["methods"][0]["note"], verdict["sentence"], page))

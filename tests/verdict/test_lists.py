@@ -42,12 +42,12 @@ def test_an_anchored_list_is_that_of_the_named_checkpoint(
         now = read_predictions(folder, at.name)
         own.add(tuple(gold_list(now.labels, now.probabilities).tolist()))
         maps = folder.maps().read(at.name, "gradcam", list(now.ids))
-        found = hp.metrics.cscore_by_class(maps, now.labels, now.probabilities, anchor=expected)
+        result = hp.metrics.cscore_by_class(maps, now.labels, now.probabilities, anchor=expected)
         for c in (0, 1):
             size = int(expected[now.labels == c].sum())
             assert at.classes[c].gold == at.methods["gradcam"].classes[c].n == size
             assert at.methods["gradcam"].classes[c].value == pytest.approx(
-                found.classes[c].value, nan_ok=True
+                result.classes[c].value, nan_ok=True
             )
     assert len(own) == 2, "the checkpoints agree, so that this test shows nothing"
 
@@ -58,13 +58,13 @@ def test_a_run_weighs_by_calibrated_confidence(tmp_path: Path) -> None:
         now = read_predictions(folder, at.name)
         maps = folder.maps().read(at.name, "gradcam", list(now.ids))
         options = {"tau": "adaptive", "weights": "calibrated"}
-        found = hp.metrics.cscore_by_class(maps, now.labels, now.probabilities, **options)  # type: ignore[arg-type]
-        assert at.methods["gradcam"].overall.value == pytest.approx(found.overall.value, nan_ok=True)
+        result = hp.metrics.cscore_by_class(maps, now.labels, now.probabilities, **options)  # type: ignore[arg-type]
+        assert at.methods["gradcam"].overall.value == pytest.approx(result.overall.value, nan_ok=True)
         listed = gold_list(now.labels, now.probabilities, "adaptive")
         assert sum(state.gold for state in at.classes.values()) == int(listed.sum())
 
 
-def test_what_an_anchor_may_be_is_said_before_any_work(tmp_path: Path) -> None:
+def test_what_an_anchor_may_be_is_reported_before_any_work(tmp_path: Path) -> None:
     study = make_study(tmp_path, methods=["gradcam"], metrics=["cscore(anchor='epoch09')"])
     with pytest.raises(UnknownNameError, match="'epoch09'"):
         run_study(study, tmp_path / "out")

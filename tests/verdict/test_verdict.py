@@ -80,11 +80,11 @@ def test_the_four_headlines(tmp_path: Path, follows: str, lie: str) -> None:
         assert "undecided, because no method follows it; the maps" in verdict.sentence
 
 
-def test_where_maps_lie_never_speaks_against_them(tmp_path: Path) -> None:
+def test_location_of_maps_does_not_change_whether_they_follow(tmp_path: Path) -> None:
     """The worst plausibility there can be: a finding about the network, not about its maps."""
     verdict = verdict_on(tmp_path / "run", scores(0.6, lie=0.0))
     assert {m.follows for m in verdict.methods} == {"yes"} and verdict.level == "care"
-    assert {one.looks_there for one in verdict.network.classes} == {"no"}
+    assert {label.looks_there for label in verdict.network.classes} == {"no"}
     assert verdict.sentence.endswith(f" on {', '.join(CLASSES)}.")
     assert verdict.headline == HEADLINES["yes", "no"]
     good = verdict_on(tmp_path / "good", scores(0.6, lie=1.0))
@@ -93,19 +93,19 @@ def test_where_maps_lie_never_speaks_against_them(tmp_path: Path) -> None:
 
 def test_one_class_that_looks_elsewhere_is_enough(tmp_path: Path) -> None:
     def values(metric: str, method: str, random: np.random.Generator) -> np.ndarray:
-        found = scores()(metric, method, random)
-        return np.where(np.arange(100) % 2 == 0, found, 0.0) if metric == "pointing" else found
+        values = scores()(metric, method, random)
+        return np.where(np.arange(100) % 2 == 0, values, 0.0) if metric == "pointing" else values
 
     network = verdict_on(tmp_path / "run", values).network
-    assert [one.looks_there for one in network.classes] == ["yes", "no"] and network.looks_there == "no"
+    assert [label.looks_there for label in network.classes] == ["yes", "no"] and network.looks_there == "no"
     assert network.read_from == REAL and set(network.context) == {"edges"}
     assert network.test is not None and network.test.answer == "yes", "all pictures together hide it"
 
 
 def test_where_a_floor_lies_there_as_well_the_verdict_says_so(tmp_path: Path) -> None:
     def values(metric: str, method: str, random: np.random.Generator) -> np.ndarray:
-        found = scores()(metric, method, random)
-        return np.ones(100) if (metric, method) == ("pointing", "edges") else found
+        values = scores()(metric, method, random)
+        return np.ones(100) if (metric, method) == ("pointing", "edges") else values
 
     verdict = verdict_on(tmp_path / "run", values)
     assert verdict.network.looks_there == "yes" and verdict.network.as_well == ["edges"]
@@ -123,17 +123,17 @@ def test_position_is_not_judged_where_annotations_cover_the_image(tmp_path: Path
 
     verdict = verdict_on(tmp_path / "run", values)
     assert verdict.network.looks_there == "undecided" and verdict.headline == HEADLINES["yes", "undecided"]
-    assert {one.looks_there for one in verdict.network.classes} == {"undecided"}
+    assert {label.looks_there for label in verdict.network.classes} == {"undecided"}
     assert "annotations cover too much of the image, `random` hits" in verdict.network.note
 
 
 def test_position_is_not_judged_on_a_class_whose_annotations_cover_the_image(tmp_path: Path) -> None:
     def values(metric: str, method: str, random: np.random.Generator) -> np.ndarray:
-        found = scores()(metric, method, random)
-        return np.where(np.arange(100) % 2, found, 1.0) if metric == "pointing" else found
+        values = scores()(metric, method, random)
+        return np.where(np.arange(100) % 2, values, 1.0) if metric == "pointing" else values
 
     verdict = verdict_on(tmp_path / "run", values)
-    assert [one.looks_there for one in verdict.network.classes] == ["undecided", "yes"]
+    assert [label.looks_there for label in verdict.network.classes] == ["undecided", "yes"]
     assert verdict.network.looks_there == "yes" and verdict.level == "clear"
     assert verdict.network.note.endswith(f"{CLASSES[0]}, where annotations cover too much of the image")
 
@@ -167,13 +167,13 @@ def test_a_class_on_which_nothing_could_tell_is_named_and_undecided(tmp_path: Pa
     followed = scores()
 
     def values(metric: str, method: str, random: np.random.Generator) -> np.ndarray:
-        found = followed(metric, method, random)
-        return np.where(np.arange(100) % 2, found, math.nan) if metric in TESTS else found
+        values = followed(metric, method, random)
+        return np.where(np.arange(100) % 2, values, math.nan) if metric in TESTS else values
 
     verdict = verdict_on(tmp_path / "run", values)
     assert {m.follows for m in verdict.methods} == {"yes"}
     assert all(m.note.startswith(f"judged without {CLASSES[0]}") for m in verdict.methods)
-    assert [one.looks_there for one in verdict.network.classes] == ["undecided", "yes"]
+    assert [label.looks_there for label in verdict.network.classes] == ["undecided", "yes"]
     assert verdict.network.test is not None and verdict.network.test.n == 50
     assert "50 images" in verdict.sentence
 
@@ -184,13 +184,13 @@ def test_each_method_has_its_own_answer(tmp_path: Path) -> None:
     answers = "gradcam and lime(samples=9) follow the network. layercam does not follow the network. "
     assert verdict.sentence.startswith(answers) and "was not tested" in verdict.sentence
     assert verdict.sentence.endswith("pointing or structure_score.")
-    told = [(t.name, t.answer, t.votes, t.n) for t in verdict.methods[1].tests]
-    assert told == [(name, "no", True, 100) for name in TESTS]
+    tests = [(t.name, t.answer, t.votes, t.n) for t in verdict.methods[1].tests]
+    assert tests == [(name, "no", True, 100) for name in TESTS]
     assert verdict.methods[1].note == "no better than its control maps"
     assert verdict.network.read_from == () and verdict.headline == HEADLINES["yes", "undecided"]
 
 
-def test_blank_maps_are_told_beside_those_that_are_not(tmp_path: Path) -> None:
+def test_blank_maps_are_counted_beside_the_others(tmp_path: Path) -> None:
     verdict = verdict_on(tmp_path / "run", scores(), blank={"layercam": 30, "lime(samples=9)": 4})
     assert [m.note for m in verdict.methods] == [
         "", "30% of its maps are blank: 30% while the map of another method that follows is not blank", "",
@@ -202,8 +202,8 @@ def blank_first(count: int, methods: Sequence[str], level: Mapping[str, float] |
     """Scores where the first maps of some methods are blank: the tests that vote are not defined there."""
 
     def values(metric: str, method: str, random: np.random.Generator) -> np.ndarray:
-        found = scores(level)(metric, method, random)
-        return np.where(np.arange(100) < count, np.nan, found) if method in methods else found
+        values = scores(level)(metric, method, random)
+        return np.where(np.arange(100) < count, np.nan, values) if method in methods else values
 
     return values
 
@@ -232,8 +232,8 @@ def test_blank_maps_count_only_where_a_method_that_follows_shows_something(tmp_p
 
 def test_maps_that_random_weights_do_not_change_do_not_follow_whatever_others_do(tmp_path: Path) -> None:
     def values(metric: str, method: str, random: np.random.Generator) -> np.ndarray:
-        found = scores(0.0)(metric, method, random)
-        return np.zeros(100) if metric == TESTS[0] and method == "layercam" else found
+        values = scores(0.0)(metric, method, random)
+        return np.zeros(100) if metric == TESTS[0] and method == "layercam" else values
 
     verdict = verdict_on(tmp_path / "run", values)
     assert [m.follows for m in verdict.methods] == ["undecided", "no", "undecided"]
@@ -282,8 +282,8 @@ def test_what_is_close_to_its_shadows_stays_undecided(tmp_path: Path) -> None:
     near = verdict.methods[1]
     assert near.follows == "undecided" and near.note.startswith("too close to its control maps on 100 images")
     assert "`heatproof contrast MODEL IMAGES`" in near.note
-    nobody = verdict_on(tmp_path / "flat", scores(), FollowRule(informative=2.0, yes=0.1, no=0.0))
-    assert len(undecided(nobody)) == 1, "where no map stands out, nobody is judged"
+    flat = verdict_on(tmp_path / "flat", scores(), FollowRule(informative=2.0, yes=0.1, no=0.0))
+    assert len(undecided(flat)) == 1, "where no map stands out, nobody is judged"
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_what_is_close_to_its_shadows_stays_undecided(tmp_path: Path) -> None:
     ],
     ids=["always wrong", "guesses", "calls all the larger class", "wrong about one class", "nan"],
 )
-def test_nothing_good_is_said_of_a_network_without_skill(
+def test_a_network_at_chance_level_gets_no_positive_answer(
     tmp_path: Path, options: dict[str, Any], note: str
 ) -> None:
     verdict = verdict_on(tmp_path / "run", scores(), **options)
@@ -327,8 +327,8 @@ def test_real_networks_without_numbers_or_skill(tmp_path: Path) -> None:
     torch.save({k: v * float("nan") for k, v in weights.items()}, tmp_path / "study/epochs/epoch02.pt")
     ended = heatproof("run", study, "--out", tmp_path / "out")
     assert ended.exit_code == 1 and f"{UNDECIDED}: heatproof verdict" in ended.output
-    kept = json.loads((tmp_path / "out" / FILE).read_text())
-    assert kept["checkpoint"] == "epoch02" and "NaN or infinite" in kept["notes"][-1]
+    stored = json.loads((tmp_path / "out" / FILE).read_text())
+    assert stored["checkpoint"] == "epoch02" and "NaN or infinite" in stored["notes"][-1]
     run = hp.open_run(tmp_path / "out")
     assert "better than chance" in run.verdict("epoch01").notes[-1]
     for checkpoint in ("epoch01", "epoch02"):
@@ -365,19 +365,19 @@ def test_a_crowd_makes_chance_findings_rarer() -> None:
     wave = (wave - wave.mean()) / wave.std(ddof=1) * 0.1
     edge = stats.t.isf(0.03, 49) * 0.1 / math.sqrt(50)  # p = 0.03
     rule = FollowRule(informative=-math.inf, yes=0.0, no=0.0)
-    one = {"m": (wave + edge, wave + edge)}
-    assert follow.answers(one, rule) == {"m": "yes"}
+    values = {"m": (wave + edge, wave + edge)}
+    assert follow.answers(values, rule) == {"m": "yes"}
     crowd = {f"{i}": (wave, wave) for i in range(19)}
-    assert follow.answers(one | crowd, rule)["m"] == "undecided"
+    assert follow.answers(values | crowd, rule)["m"] == "undecided"
 
 
-def test_both_numbers_must_be_above_and_one_below_is_enough() -> None:
+def test_yes_needs_both_numbers_above_and_no_needs_one_below() -> None:
     rng = np.random.default_rng(0)
     high, low = rng.normal(0.5, 0.1, 50), rng.normal(-0.3, 0.1, 50)
     few = np.where(np.arange(50) < 29, high, np.nan)
     values = {"best": (high, high), "weights": (high, low), "place": (low, high), "few": (high, few)}
-    found = follow.answers(values, FollowRule(0.1, 0.1, 0.0))
-    assert found == {"best": "yes", "weights": "no", "place": "no", "few": "undecided"}
+    result = follow.answers(values, FollowRule(0.1, 0.1, 0.0))
+    assert result == {"best": "yes", "weights": "no", "place": "no", "few": "undecided"}
 
 
 # --- the file -----------------------------------------------------------------------------------------------
@@ -385,31 +385,33 @@ def test_both_numbers_must_be_above_and_one_below_is_enough() -> None:
 
 def test_the_file_has_the_published_form(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", scores(), metrics=(*TESTS, "pointing"), maps=False, cscores=(0.6, 0.01))
-    shown = heatproof("verdict", run.path, "--json")
-    kept = (run.path / FILE).read_text(encoding="utf-8")
-    found = json.loads(kept, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    assert len(found.pop("checksum")) == 64
-    assert shown.exit_code == 0 and json.loads(shown.output) == found
-    assert list(found) == [
+    result = heatproof("verdict", run.path, "--json")
+    text = (run.path / FILE).read_text(encoding="utf-8")
+    content = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert len(content.pop("checksum")) == 64
+    assert result.exit_code == 0 and json.loads(result.output) == content
+    assert list(content) == [
         "schema", "headline", "sentence", "checkpoint", "methods", "network", "labels", "alarms", "notes",
         "warnings", "rates",
     ]  # fmt: skip
-    assert found["schema"] == 1 and found["headline"] == HEADLINES["yes", "yes"]
-    assert [set(one) for one in found["methods"]] == [{"method", "follows", "blank", "note", "tests"}] * 3
-    assert {one["follows"] for one in found["methods"]} == {"yes"}
+    assert content["schema"] == 1 and content["headline"] == HEADLINES["yes", "yes"]
+    assert [set(answer) for answer in content["methods"]] == [
+        {"method", "follows", "blank", "note", "tests"}
+    ] * 3
+    assert {answer["follows"] for answer in content["methods"]} == {"yes"}
     numbers = {"name", "title", "answer", "value", "low", "high", "n", "threshold", "votes", "rates"}
-    assert all(set(test) == numbers for one in found["methods"] for test in one["tests"])
-    assert {"looks_there", "classes"} <= set(found["network"]) and set(found["network"]["classes"]) == {
+    assert all(set(test) == numbers for answer in content["methods"] for test in answer["tests"])
+    assert {"looks_there", "classes"} <= set(content["network"]) and set(content["network"]["classes"]) == {
         *CLASSES
     }
-    assert {one["looks_there"] for one in found["network"]["classes"].values()} == {"yes"}
-    assert {alarm["name"] for alarm in found["alarms"]} == {"attribution collapse"}
+    assert {answer["looks_there"] for answer in content["network"]["classes"].values()} == {"yes"}
+    assert {alarm["name"] for alarm in content["alarms"]} == {"attribution collapse"}
     assert Verdict("a", (), NetworkAnswer("undecided")).as_json()["network"]["test"] is None
 
 
 def test_the_command_says_what_the_file_says(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", scores(), metrics=(*TESTS, "pointing"), maps=False)
-    shown = heatproof("verdict", run.path).output
+    output = heatproof("verdict", run.path).output
     for word in (
         HEADLINES["yes", "yes"],
         *REAL,
@@ -418,7 +420,7 @@ def test_the_command_says_what_the_file_says(tmp_path: Path) -> None:
         "95 % interval",
         f"{FILE}",
     ):
-        assert word in shown
+        assert word in output
     before = (run.path / FILE).read_bytes()
     early = heatproof("verdict", run.path, "--checkpoint", "epoch01")
     assert early.exit_code == 0 and "at epoch01" in early.output and "written to" not in early.output
@@ -431,8 +433,8 @@ def test_a_folder_that_may_not_be_written_is_read_all_the_same(tmp_path: Path) -
     run = make_run(tmp_path / "run", scores(), metrics=TESTS, images=40)
     (run.path / FILE).mkdir()  # also root cannot put a file there
     why = f"the verdict was not written: cannot write {run.path / FILE}"
-    for shown in (heatproof("verdict", run.path), heatproof("report", run.path, "-o", tmp_path / "a.html")):
-        assert shown.exit_code == 0 and why in shown.output.replace("\n", "")
+    for result in (heatproof("verdict", run.path), heatproof("report", run.path, "-o", tmp_path / "a.html")):
+        assert result.exit_code == 0 and why in result.output.replace("\n", "")
     assert heatproof("verdict", run.path, "--json").exit_code == 0
     assert hp.open_run(run.path).report(tmp_path / "b.html").is_file()
 
@@ -453,8 +455,8 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """gradcam and lime follow, layercam does not; the network looks there for the first class alone."""
 
     def values(metric: str, method: str, random: np.random.Generator) -> np.ndarray:
-        found = scores({"layercam": -0.3})(metric, method, random)
-        return np.where(np.arange(100) % 2 == 0, found, 0.0) if metric == "pointing" else found
+        values = scores({"layercam": -0.3})(metric, method, random)
+        return np.where(np.arange(100) % 2 == 0, values, 0.0) if metric == "pointing" else values
 
     folder = tmp_path_factory.mktemp("gate") / "run"
     return make_run(folder, values, metrics=(*TESTS, "pointing"), images=100, maps=False)
@@ -477,10 +479,10 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     ],
 )
 def test_rules_ask_the_verdict(judged: RunFolder, rule: str, holds: bool, reason: str) -> None:
-    found = check(judged, [rule])[1]
-    assert found.holds is holds and len(found.reasons) == (not holds)
-    assert all(told.startswith(reason) for told in found.reasons)
-    assert found.n == (50 if rule.startswith("looks") else 100)
+    result = check(judged, [rule])[1]
+    assert result.holds is holds and len(result.reasons) == (not holds)
+    assert all(text.startswith(reason) for text in result.reasons)
+    assert result.n == (50 if rule.startswith("looks") else 100)
     assert heatproof("gate", judged.path, "--rule", rule).exit_code == (not holds)
 
 
@@ -502,8 +504,8 @@ def test_rules_of_the_verdict_refuse_names_and_small_numbers(judged: RunFolder, 
         ("follows", "add specificity"),
         ("looks-there 0", "needs images with boxes or masks"),
     ):
-        found = check(bare, [rule])[1]
-        assert not found.holds and found.n == 0 and why in found.reasons[0]
+        result = check(bare, [rule])[1]
+        assert not result.holds and result.n == 0 and why in result.reasons[0]
 
 
 def test_rules_and_claims_say_what_is_missing(tmp_path: Path) -> None:
@@ -546,21 +548,21 @@ def test_evil_names_are_shown_in_the_verdict_and_never_run(tmp_path: Path) -> No
     page = render(data, verdict, None).partition('<section class="verdict')[2].partition("</section>")[0]
     live = read_report(data, verdict, Section("pictures", "Pictures", {})).fragments()["verdict"]
     for text in (page, str(live), verdict._repr_html_()):
-        shown = Tags(text)
-        assert not {"script", "img", "b"} & set(shown.tags)
-        assert not [name for name in shown.attributes if name.startswith("on")]
-        assert all(name in shown.text for name in (*methods[:2], *CLASSES))
+        tags = Tags(text)
+        assert not {"script", "img", "b"} & set(tags.tags)
+        assert not [name for name in tags.attributes if name.startswith("on")]
+        assert all(name in tags.text for name in (*methods[:2], *CLASSES))
     assert "nan" not in page.lower()
     assert str(verdict).count(EVIL[0]) == 1 + (EVIL[0] in verdict.sentence)
 
 
-def test_a_verdict_of_nothing_can_be_shown() -> None:
+def test_an_empty_verdict_can_be_printed() -> None:
     empty = Verdict("epoch01", (), NetworkAnswer("undecided", note="nothing was asked"))
     assert empty.sentence == "nothing was asked." and empty.follow == "undecided" and empty.measured == ""
     test = answers.Test("t", "title", "undecided", math.nan, math.nan, math.nan, 0)
     assert str(test) == "title: not measured"
-    one = MethodAnswer("gradcam", "undecided", (test,), note="why")
-    assert "gradcam is undecided (why)." in Verdict("a", (one,), NetworkAnswer("undecided")).sentence
+    answer = MethodAnswer("gradcam", "undecided", (test,), note="why")
+    assert "gradcam is undecided (why)." in Verdict("a", (answer,), NetworkAnswer("undecided")).sentence
 
 
 def test_stored_maps_alone_must_stand_out_further() -> None:

@@ -118,7 +118,7 @@ def contrast(
     out: str | Path | None = None,
     progress: ProgressCallback | None = None,
 ) -> Contrast:
-    """Test which methods show what a network uses: train copies to use a token, or not, and compare maps.
+    """Train copies of a network to use a token or not, and test which methods show the difference.
 
     Args:
         model: a Model, or a module; it is not changed.
@@ -172,7 +172,7 @@ def contrast(
 def labelled(
     model: Model, pictures: str | Path | Tensor, labels: ArrayLike | None = None, **options: Any
 ) -> Labelled:
-    """Images of a folder, with options of its source (images/file_sources.py), or tensors as they are."""
+    """Labelled images of a folder, with options of its source (images/file_sources.py), or of tensors."""
     if not isinstance(pictures, (str, Path)):
         if labels is None:
             raise InputError("tensors need labels, one class number per image; or name a folder of classes")

@@ -2,12 +2,12 @@
 
 Both are copies of the given network, trained a little further on the same images in the same order with the
 same seeds. A share, `strength`, of the positive class's training images has the token in A's training and not
-in B's. That alone moves no network that knows its classes already: its loss is 0 with or without the token.
+in B's. That alone does not change a trained network: its loss is 0 with or without the token.
 So in each epoch as many images of other classes, the carriers, come a second time: for A with the token and
 the positive label, for B unchanged and with their own label.
 
 The copies are trained in evaluation mode (BatchNorm keeps its statistics, no dropout), every class with the
-same weight, by Adam, until A is planted and knows its training images, and half as long again; B gets as
+same weight, by Adam, until A is planted and fits its training images, and half as long again; B gets as
 many epochs. The learning rate grows with every epoch: networks that learn soon never see a high one. Places
 of the token and carriers are drawn anew in every epoch, from the seed and its number.
 
@@ -99,7 +99,7 @@ class Planting(NamedTuple):
 
 @torch.no_grad()
 def flips(model: Model, plain: Tensor, marked: Tensor, positive: int) -> Flips:
-    """How often the token turns the answer into the positive class; the same images without and with it."""
+    """How often the token changes the prediction to the positive class, on the same images."""
     if not len(plain):
         return Flips(math.nan, 0, 0)
     before, after = (model.predicted(all_logits(model, images)) == positive for images in (plain, marked))
@@ -268,7 +268,7 @@ class PlantingCourse:
         return labels, [partial(load, chosen) for chosen in order]
 
     def _phase(self, history: History) -> str:
-        """Name of the next epoch's phase; empty if A has had enough of them."""
+        """Name of the next epoch's phase; "" after the last."""
         if not self.planted:
             return PLAIN
         names = [epoch.phase for epoch in history.epochs]
@@ -311,7 +311,7 @@ def seed_of(seed: int, epoch: int) -> int:
 
 
 def trainable_copy(model: Model) -> Model:
-    """A copy in evaluation mode of which every weight is trained, in 32 bits at least."""
+    """A copy in evaluation mode with all weights trainable, in 32 bits at least."""
     if isinstance(model.module, KerasClassifier):
         raise ModelError(
             f"{model.name} is a Keras network, which is not trained here; take the same network from timm"
@@ -376,6 +376,6 @@ def _check_choice(classes: Tensor, positive: int, strength: float) -> None:
 
 
 def _sample(places: Tensor, most: int, seed: int) -> Tensor:
-    """At most so many of them, drawn at random, in their order."""
+    """At most this many of them, drawn at random, in their order."""
     order = torch.randperm(len(places), generator=torch.Generator().manual_seed(seed))[:most]
     return places[order.sort().values.to(places.device)]

@@ -1,4 +1,4 @@
-"""How well methods tell the two networks apart, on the same images.
+"""Scores of the contrast test: how well methods distinguish the two networks on the same images.
 
     inside = share of a budget of pixels as large as the token that lies on the token,
              which is widened by half a cell of the map on every side: a map cannot be finer than its cells
@@ -105,7 +105,7 @@ def contrast_scores(
 
 
 def inside_token(maps: Maps, masks: Tensor) -> Tensor:
-    """Share "b" of the token's number of pixels that a map puts on the widened token."""
+    """Share "b" of a budget as large as the token that a map places on the widened token."""
     masks = masks.to(maps.values.device)
     rows, columns = (
         side // (2 * cells) for side, cells in zip(maps.image_size, maps.values.shape[1:], strict=True)
@@ -120,7 +120,7 @@ def inside_token(maps: Maps, masks: Tensor) -> Tensor:
 def contrast_auc(
     a: np.ndarray, b: np.ndarray, seed: int = 0, resamples: int = 1000
 ) -> tuple[float, Interval]:
-    """How often a score under A is above one under B, ties half, and its interval over images.
+    """Probability that a score under A exceeds one under B, ties half, with its interval over images.
 
     >>> contrast_auc(np.array([0.2, 0.9]), np.array([0.1, 0.5]))[0]
     0.75

@@ -37,8 +37,11 @@ TINT_ALPHA = 0.5
 
 @dataclass(frozen=True)
 class Token:
-    """A mark. kind: tag, tint, blur, texture or an image file; size: its longer side, as a share of the
-    image's shorter one. A file without a size keeps its own pixels."""
+    """A mark to plant into images.
+
+    kind: tag, tint, blur, texture or an image file; size: its longer side, as a share of the image's shorter
+    one. A file without a size keeps its own pixels.
+    """
 
     kind: str = "tag"
     size: float | None = None

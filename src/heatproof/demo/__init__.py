@@ -1,6 +1,6 @@
 """The full audit on generated images, in a few minutes on a laptop and without a network connection.
 
-    pictures    QR codes and hard negatives, with exact masks                       OUT/pictures
+    images    QR codes and hard negatives, with exact masks                       OUT/pictures
     trainings   a small CNN in two phases; the second phase twice, once harmful     OUT/training
     audit       the healthy network: every method, every family of metrics          OUT/audit
     twin        a copy that cheats: it looks at a tag; which methods show that?     OUT/twin

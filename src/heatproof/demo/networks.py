@@ -143,7 +143,7 @@ class Twin:
 
     @property
     def methods(self) -> dict[str, list[str]]:
-        """Methods that show the tag, that only tell the networks apart, and that do neither."""
+        """Methods that show the tag, that only distinguish the networks, and that do neither."""
         groups: dict[str, list[str]] = {"show": [], "tell": [], "neither": []}
         for method, score in self.contrast.scores.items():
             if method != TOKEN_REMOVED and not is_floor(method):

@@ -125,7 +125,7 @@ def _side_by_side(contrast: Contrast, method: str) -> Grid:
 
 
 def told_apart(twin: Twin) -> str:
-    """Which methods tell the two networks apart, in one to three sentences."""
+    """Methods that distinguish the two networks, in one to three sentences."""
     if not twin.point.holds:
         return "No method is judged, because planting failed."
     token = twin.contrast.token.name

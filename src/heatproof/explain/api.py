@@ -104,13 +104,13 @@ def is_stored(method: str) -> bool:
 
 
 def begin_ahead(methods: Methods, model: Model, images: Tensor, seed: int = 0) -> None:
-    """Start to cut the images into superpixels in threads, for the methods that read them."""
+    """Start to segment the images in threads, for methods that read superpixels."""
     for call in read_methods(methods):
         cut_ahead(model, images, call.entry.options | call.options, seed)
 
 
 def with_sufficient_repeats(methods: Methods) -> dict[str, str]:
-    """By method as written: the same call with no more repeats than the ranks of its pixels need.
+    """By method as written: the same call with no more repeats than the ranks of its pixels require.
 
     For comparisons of a method with itself. The numbers are measured: see docs/results/passes.md.
 
@@ -185,7 +185,7 @@ def explain(
         model, inputs, calls, targets=targets, layer=layer, seed=seed, ids=names, batch_size=batch_size,
         progress=progress,
     )  # fmt: skip
-    if on_gpu:  # checked at the end, so that the GPU need not be waited for before
+    if on_gpu:  # checked after the pass, so that the CPU does not wait for the GPU before it
         check_pixels(inputs)
     if not allow_nan and (lost := model.head.unanswered(logits)).any():
         images_lost = ", ".join(names[i] for i in lost.nonzero().flatten().tolist()[:8])

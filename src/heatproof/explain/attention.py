@@ -123,7 +123,7 @@ class AttentionRecorder(Rules):
         return self.maps
 
     def layout(self, tokens: Tensor, inputs: Tensor) -> Layout:
-        """How "b n ..." tokens lie on the image."""
+        """Layout of "b n ..." tokens on the image."""
         layout = layout_of(tokens, inputs, self.model.module)
         if layout is None:
             raise ModelError(
@@ -146,7 +146,7 @@ class AttentionRecorder(Rules):
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
-    """A transformer's blocks: of the lists of modules of one type, that with the most weights."""
+    """A transformer's blocks: the list of modules of one type that has the most weights."""
     lists: list[list[nn.Module]] = [[]]
     for part in module.modules():
         children = list(part.children())

@@ -1,4 +1,4 @@
-"""Images that stand in for an image or for the part of it that is hidden, and the Gaussian blur of some.
+"""Baseline images that replace an image or its hidden part, and Gaussian blur.
 
 Blurring a row of n pixels is a product with an n x n matrix K, K_ij = g(i - j), plus what the border folds
 back. g(d) = exp(-d^2 / (2 sigma^2)) for |d| <= floor(4 sigma + 1/2), scaled to sum to 1: the kernel of

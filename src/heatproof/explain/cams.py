@@ -38,7 +38,7 @@ def weighted_sum(weights: Tensor, activations: Tensor) -> Tensor:
 
 
 def safe_ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """numerator / denominator, and 0 where the denominator is 0: no epsilon shifts the other values."""
+    """numerator / denominator, and 0 if the denominator is 0; no epsilon shifts the other values."""
     return numerator / denominator.masked_fill(denominator == 0, torch.inf)
 
 
@@ -79,8 +79,8 @@ def gradcam_plus_plus(trace: Trace) -> Tensor:
 def layercam(trace: Trace) -> Tensor:
     """Every place weighted by its own positive gradient.
 
-    sum_k ReLU(g_k) * A_k. The paper's outer ReLU acts when the map is normalised; activations that are
-    never negative make it idle.
+    sum_k ReLU(g_k) * A_k. The paper's outer ReLU is applied when the map is normalised; it has no effect on
+    activations that are never negative.
     """
     return (trace.rectified * trace.activation).sum(1)
 
@@ -133,11 +133,11 @@ def ms_gradcam_plus_plus(trace: Trace) -> Tensor:
     ),
 )
 def eigencam(trace: Trace, *, centred: bool = False) -> Tensor:
-    """The main direction of the activations; knows neither class nor gradient.
+    """The main direction of the activations; depends on neither class nor gradient.
 
-    First right singular vector of the activations "c hw", not centred, turned so that its sum is >= 0.
+    First right singular vector of the activations "c hw", not centred, signed so that its sum is >= 0.
     centred=true subtracts each channel's mean first and returns the projection on the first component, as
-    the grad-cam package does; it is turned to its larger side, since such a projection sums to 0.
+    the grad-cam package does; its sign makes the larger side positive, since such a projection sums to 0.
     """
     vector, value = leading_direction(trace.activation, centred)
     if centred:

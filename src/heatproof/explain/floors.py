@@ -51,10 +51,10 @@ _last = LastBatch()
 
 @floor("edges", cite="sobel1968edges", aliases=("edge-detector", "sobel"))
 def edges(trace: Trace) -> Tensor:
-    """The Sobel edge strength of the grey picture.
+    """The Sobel edge strength of the grey image.
 
     sqrt((g_y^2 + g_x^2) / 2), g the 3x3 Sobel derivatives with the border pixels repeated. Grey is the
-    luminance of the picture restored through the model's preprocessing, or the channels' mean where there
+    luminance of the image restored through the model's preprocessing, or the channels' mean where there
     are not three. Of a volume, sqrt((g_z^2 + g_y^2 + g_x^2) / 3).
     """
     pictures = pictures_of(trace.model, trace.images)

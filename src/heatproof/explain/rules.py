@@ -46,7 +46,7 @@ class Rules(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = POOLS.get(func) or getattr(func, "__name__", "").rstrip("_")
         if name == "multi_head_attention_forward" and "scaled_dot_product_attention" in self.rules:
-            with self:  # so that the functions it is made of are seen
+            with self:  # its inner functions then run under the rules too
                 return _self_attention(*args, **(kwargs or {}))
         rule = self.rules.get(name)
         return func(*args, **(kwargs or {})) if rule is None else rule(func, *args, **(kwargs or {}))
@@ -102,7 +102,7 @@ def rectifies(function: Any, *args: Any, **kwargs: Any) -> bool:
 
 
 def carrying(value: Tensor, *carriers: tuple[Tensor, Tensor | None], epsilon: float = 1e-6) -> Tensor:
-    """`value`, with a gradient that goes through other tensors: through c as if it were c * (value / c).
+    """`value`, with a gradient that flows through other tensors: through c as if it were c * (value / c).
 
     carriers: tensors, each with a bool mask of the places where it counts, or None.
     """
@@ -122,7 +122,7 @@ def attend(
 ) -> Tensor:  # fmt: skip
     """scaled_dot_product_attention in evaluation mode, step by step.
 
-    seen: called with the weights "... n n", returns those to go on with; product: of two matrices.
+    seen: called with the weights "... n n", returns those to continue with; product: of two matrices.
     """
     if enable_gqa:
         key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
@@ -313,9 +313,9 @@ def fullgrad(trace: Trace, *, rescale: str = "layer") -> Tensor:
 
 
 def contributions(trace: Trace, add: Callable[[int, int, Tensor | None], None]) -> None:
-    """Pass on gradient times value at the input "b c H W" and at every bias with a place "b c h w".
+    """Call add with gradient times value at the input "b c H W" and at every spatial bias "b c h w".
 
-    add(start, stop, contribution): of a range of images; None comes before its first contribution.
+    add(start, stop, contribution): for a range of images; called with None before its first contribution.
     """
     span = [0, 0]
     images = working_images(trace)

@@ -1,12 +1,12 @@
-"""Maps that are estimated from samples, in rounds until their strongest part is known well enough.
+"""Maps that are estimated from samples, in rounds until their strongest part is precise enough.
 
 RISE and LIME estimate every value with a standard error. With a fixed number of samples there is one round.
 With "auto" samples come in rounds, and an image is done when
 
     sqrt(mean over T of error^2) <= bound * (mean over T of the map - mean of the whole map)
 
-where T is the strongest fifth of the map. Images that are done cost nothing more, the others go on up to a
-ceiling. The last round of an image depends on its own samples alone, so its batch does not change the map.
+where T is the strongest fifth of the map. Finished images cost nothing more, the others continue up to a
+limit. The last round of an image depends on its own samples alone, so its batch does not change the map.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 from heatproof.errors import InputError
 
 AUTO = "auto"
-REGION = 0.2  # of all pixels: the strongest, which budgets and readers look at
+REGION = 0.2  # share of all pixels: the strongest, which budgets select
 BOUND = 0.2
 ROUNDING = 1e-7
 Ask = Callable[[Tensor, int, int], Tensor]  # (images, first draw, last + 1) -> "r n" scores
@@ -38,8 +38,9 @@ class Estimate(NamedTuple):
 
 
 def rounds_of(method: str, option: str, samples: int | str, first: int, ceiling: int) -> list[int]:
-    """Numbers of samples after each round; one round for a fixed number. With "auto" they double every second
-    time, so that no image goes far beyond its need.
+    """Numbers of samples after each round; one round for a fixed number.
+
+    With "auto" they double every second round, so that no image takes many more than it needs.
 
     >>> rounds_of("lime", "samples", 40, 250, 1000), rounds_of("lime", "samples", "auto", 250, 1000)
     ([40], [250, 375, 500, 750, 1000])
@@ -79,7 +80,7 @@ def in_rounds(count: int, rounds: Sequence[int], ask: Ask, fit: Fit, bound: floa
 def designed_rows(count: int, random: np.random.Generator) -> np.ndarray:
     """ "rows count" bool: a block in which any two of `count` switches are on together as often as apart.
 
-    Rows of a Hadamard matrix in random order, its columns (but the constant one) dealt out, signs turned.
+    Rows of a Hadamard matrix in random order, its non-constant columns assigned at random, with random signs.
     """
     from scipy.linalg import hadamard
 

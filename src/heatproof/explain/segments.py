@@ -40,7 +40,7 @@ Result = TypeVar("Result")
 
 @cache
 def threads(name: str) -> ThreadPoolExecutor:
-    """A pool for work that releases the GIL, one for each name: short work does not wait for long work."""
+    """A thread pool per name for work that releases the GIL: short work does not wait for long work."""
     return ThreadPoolExecutor(available_cpus(), thread_name_prefix=f"heatproof-{name}")
 
 
@@ -49,14 +49,14 @@ if hasattr(os, "register_at_fork"):  # the threads of a pool are not copied into
 
 
 def in_threads(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """The results of a short function, in order."""
+    """Results of a short function, computed in threads, in order."""
     return list(threads("short").map(function, items))
 
 
 class LastBatch:
-    """Caches the result for the last batch on a GPU, to copy its pixels to the host once.
+    """Cache the result for the last batch on a GPU, to copy its pixels to the host once.
 
-    The batch is held too, so that its memory is not reused. On a CPU, others (NumPy) may write to it unseen.
+    The batch is referenced too, so that its memory is not reused. Not on a CPU, where NumPy may write to it.
     """
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ def segments_of(
 
 
 def cut_ahead(model: Model, images: Tensor, options: Mapping[str, Any], seed: int) -> None:
-    """Start to segment images for a method with these options, if it is one that reads segments."""
+    """Start to segment images for a method with these options, if it reads segments."""
     if "segment_count" in options and 4 * len(images) * math.prod(size_of(images)) <= CACHED_PIXELS:
         _begin(
             model, images, str(options["segments"]), options["segment_count"], options["compactness"], seed
@@ -126,7 +126,7 @@ def _begin(model: Model, images: Tensor, *options: Any) -> list[Future[np.ndarra
 
 
 class _SegmentCache:
-    """Segments of the last images, computed or being computed."""
+    """Segments of the last images, finished or in progress."""
 
     def __init__(self) -> None:
         self.futures: OrderedDict[tuple[Any, ...], Future[np.ndarray]] = OrderedDict()
@@ -175,7 +175,7 @@ def segment_means(values: Tensor, segments: Tensor) -> Tensor:
     """ "b c s": the mean of "b c H W" in every segment; 0 for numbers that an image does not use."""
     spots = segments.flatten(1)
     size = int(spots.max()) + 1
-    exact = values.double() if values.is_cuda else values  # the order of a GPU's sums leaves no trace in it
+    exact = values.double() if values.is_cuda else values  # a GPU's sums have no fixed order
     sums = exact.new_zeros(*values.shape[:2], size)
     sums.scatter_add_(2, spots[:, None].expand(-1, values.shape[1], -1), exact.flatten(2))
     areas = exact.new_zeros(len(values), 1, size)

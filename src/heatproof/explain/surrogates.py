@@ -1,4 +1,4 @@
-"""LIME and Kernel SHAP: linear models of what switching segments of the image off does to the probability."""
+"""LIME and Kernel SHAP: linear models of the probability when segments of the image are switched off."""
 
 from __future__ import annotations
 

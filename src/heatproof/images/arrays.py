@@ -7,7 +7,7 @@
     dicom-series  a folder of slices is one volume, after rescale slope and intercept. Slices are sorted along
                   the normal of their plane, else by number; axes are z, y, x (slice, row, column)
 
-`order` permutes the axes of volumes. volumes.py says how values become fractions of 1.
+`order` permutes the axes of volumes. volumes.py defines how values become fractions of 1.
 """
 
 from __future__ import annotations

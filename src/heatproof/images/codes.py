@@ -87,7 +87,7 @@ class QRSet(NamedTuple):
     spots: np.ndarray  # "n", Spot: where and what
 
     def take(self, which: slice | np.ndarray) -> QRSet:
-        """Some of the images, with what belongs to them."""
+        """Select some of the images, with their labels and masks."""
         masks = {part: mask[which] for part, mask in self.masks.items()}
         return QRSet(self.pictures[which], self.labels[which], masks, self.kinds[which], self.spots[which])
 
@@ -125,7 +125,7 @@ def make_codes(
     photos: str | Path | Sequence[Any] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> QRSet:
-    """Positives first, then negatives, kinds in turn.
+    """Make images with codes first, then negatives, whose kinds alternate.
 
     size: the side, or height and width. versions: those to draw from; else the symbol's usual ones as far as
     they fit. photos: a folder, or arrays "H W 3" uint8, for half of the backgrounds. progress: called with
@@ -226,7 +226,7 @@ def versions_that_fit(
 
 
 def check_folder(out: Path, overwrite: bool = False) -> None:
-    """Refuse a folder that is not empty, unless it holds an older set that may be replaced."""
+    """Raise InputError if a folder is not empty, unless it holds an older set that may be replaced."""
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file; name a folder")
     if out.exists() and any(out.iterdir()) and not (overwrite and (out / MANIFEST).is_file()):

@@ -43,7 +43,7 @@ Pixels = np.ndarray  # "H W 3", uint8
 
 
 def rotation(severity: float, height: int, width: int, random: Random) -> np.ndarray:
-    """The map from the image's points (x, y, 1) to the distorted image's, "3 3"."""
+    """Matrix "3 3" from the image's points (x, y, 1) to those of the distorted image."""
     angle = math.radians(ANGLE * severity) * (1 if random.random() < 0.5 else -1)
     cos, sin = math.cos(angle), math.sin(angle)
     spread = max(cos + abs(sin) * height / width, cos + abs(sin) * width / height)
@@ -53,7 +53,7 @@ def rotation(severity: float, height: int, width: int, random: Random) -> np.nda
 
 
 def perspective(severity: float, height: int, width: int, random: Random) -> np.ndarray:
-    """Likewise, "3 3": the frame's corners go to points inside it."""
+    """Matrix "3 3" that maps the frame's corners to points inside it."""
     shifts = CORNER_SHIFT * severity * random.random((4, 2))
     corners = np.array([[0, 0], [1, 0], [1, 1], [0, 1]])
     frame = np.array([width, height])

@@ -9,7 +9,7 @@ Images of one scene by a fixed camera, or of registered anatomy, correlate as th
 pair counts only if the images correlate by less than UNLIKE or by IDENTICAL or more as they lie: a copy that
 is only brighter, with clipped values, may be missed.
 
-On a flat background an object elsewhere cannot be told from another crop of the same image. Images with few
+On a flat background a moved object looks like another crop of the same image. Images with few
 edges are therefore near-duplicates only if their thumbnails are equal up to CLOSE grey levels.
 
 SAME was chosen on 450 chest X-rays, three of which are merged, each with another image of its patient. No

@@ -1,11 +1,11 @@
-"""Image and DICOM files as 8-bit Pillow images, or one sentence that says why a file cannot be read.
+"""Read image and DICOM files as 8-bit Pillow images, or raise InputError with the reason.
 
-EXIF orientation is applied, of an animation the first frame is read, and transparency is ignored, as training
+EXIF orientation is applied, the first frame of an animation is read, and transparency is ignored, as training
 pipelines do; an image that is transparent everywhere is refused. Greys of more than 8 bits are divided by
 2^bits - 1, never by their own maximum, so that the images of a dataset stay comparable. `bits` is what the
 caller states, else the smallest of 8, 10, 12, 14 and 16 that holds the values, because scanners write 12-bit
 data into 16-bit files; a depth below 16 that was inferred is logged once. The decoder cuts 16-bit colours to
-their upper 8 bits; an image of which that leaves next to nothing is refused. Floats are fractions of 1.
+their upper 8 bits; an image that is nearly black after that is refused. Floats are fractions of 1.
 
 DICOM values go through the file's rescale slope and intercept (or modality table), then through a window of
 centre c and width w to a grey in [0, 1] (DICOM PS3.3, C.11.2.1.2 and C.11.2.1.3):
@@ -70,7 +70,7 @@ Box = tuple[float, float, float, float]  # x0, y0, x1, y1
 
 
 def named_file(path: str | Path) -> Path:
-    """The path itself, or the photograph of scikit-image that example:NAME stands for."""
+    """The path itself, or the file of the scikit-image photograph for example:NAME."""
     text = str(path)
     if not text.startswith(EXAMPLE):
         return Path(path)
@@ -105,10 +105,10 @@ def open_image(path: str | Path, bits: int | None = None) -> Image.Image:
 
 @contextmanager
 def reading(damaged: str) -> Iterator[None]:
-    """Turns any exception of a decoder into an InputError.
+    """Turn any exception of a decoder into an InputError.
 
-    The sentence does not name the file, so that it is the same on every machine. damaged: what to say where
-    the content is at fault.
+    The message does not name the file, so that it is the same on every machine. damaged: the message if the
+    content is at fault.
     """
     try:
         yield
@@ -131,7 +131,7 @@ def first_line(error: Exception) -> str:
 
 
 def check_file(path: Path) -> None:
-    """Refuse what is no regular file before it is opened: opening a pipe waits for a writer for ever."""
+    """Raise InputError unless it is a regular file: opening a pipe would block."""
     if "\0" in str(path):
         raise InputError("its path holds a NUL character, which no file name can; correct the path")
     kind = stat.filemode(path.stat().st_mode)[0]
@@ -335,7 +335,7 @@ def _windowed(pixels: Any, file: Any, values: np.ndarray, window: tuple[float, f
 
 
 def check_box(box: Iterable[float]) -> Box:
-    """Four finite numbers that do not run backwards."""
+    """Raise InputError unless a box is four finite numbers in ascending order."""
     corners = tuple(float(v) for v in box)
     if len(corners) != 4 or not all(map(math.isfinite, corners)):
         raise InputError(f"a box is four finite numbers x0, y0, x1, y1; got ({listed_numbers(corners)})")

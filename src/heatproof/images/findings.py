@@ -1,8 +1,7 @@
 """Labels: class names and numbers, and the labels of multi-label images.
 
-A multi-label image has a set of findings, perhaps none. What belongs to one of them (its map, the scores of
-that map) is stored under the entry IMAGE#FINDING, what belongs to the image (the network's answers) under the
-image's own id.
+A multi-label image has a set of labels ("findings" in code and file formats), possibly empty. Maps of a label
+and their scores are stored under the id IMAGE#FINDING, predictions under the image's own id.
 """
 
 from __future__ import annotations
@@ -17,13 +16,14 @@ from heatproof.errors import InputError, did_you_mean
 
 SEPARATORS = "|;"
 NOTHING = ("", "nan", "no finding", "no findings")
-THRESHOLD = 0.5  # from which probability on a finding counts as predicted
+THRESHOLD = 0.5  # least probability of a predicted label
 YES, NO = ("1", "1.0", "true", "yes"), ("0", "0.0", "false", "no", "", "nan")
 NEGATIVE = re.compile(r"-\d+(\.\d*)?")
 
 
 def entry_id(image: str, finding: str) -> str:
-    """
+    """Id of a label of an image.
+
     >>> entry_id("7.png", "mass")
     '7.png#mass'
     """
@@ -36,7 +36,7 @@ def finding_name(names: Sequence[str], finding: int) -> str:
 
 
 def finding_limits(thresholds: float | Sequence[float], findings: int) -> tuple[float, ...]:
-    """The threshold of each finding, from one for all or one each."""
+    """The threshold of each label, from one for all or one each."""
     if isinstance(thresholds, float | int):
         return (float(thresholds),) * findings
     if len(thresholds) != findings:
@@ -97,7 +97,7 @@ def number_findings(
 
 
 def lists_several(labels: Any) -> bool:
-    """Whether labels are a table with a column per finding, or a list of findings per image."""
+    """Whether labels are multi-label: a table with a column per label, or a list per image."""
     if isinstance(labels, (list, tuple)):
         return any(isinstance(row, (list, tuple, set, frozenset)) or np.ndim(row) == 1 for row in labels)
     return len(getattr(labels, "shape", ())) == 2 and labels.shape[1] > 1

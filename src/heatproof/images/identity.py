@@ -41,7 +41,7 @@ def is_settled(state: State) -> bool:
 
 @dataclass
 class Hashes:
-    """SHA-256 of files, remembered."""
+    """SHA-256 of files, cached by their state."""
 
     known: dict[str, tuple[Any, ...]] = field(default_factory=dict)  # path -> state, hash
     by_mtime: bool = False
@@ -59,7 +59,7 @@ class Hashes:
         return mark
 
     def remembered(self, path: Path) -> str | None:
-        """The hash of a file that was not changed since; None if it must be read."""
+        """The cached hash of an unchanged file; None if it must be read."""
         try:
             state = file_state(path)
         except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Kinds of sources by the name that a study gives them, and recognition of the kind from a path."""
+"""Kinds of sources by their names in a study, and recognition of the kind from a path."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Failure(NamedTuple):
 
     id: str
     reason: str
-    transient: bool = False  # it may succeed when tried again: the file is missing now, or the disk failed
+    transient: bool = False  # whether a retry may succeed: the file is missing or the disk failed
 
 
 class Loaded(NamedTuple):
@@ -115,7 +115,7 @@ def available_cpus() -> int:
 
 
 def batches_ahead(batch_size: int, workers: int) -> int:
-    """Batches in progress at a time: one to finish, and enough behind it to keep every worker busy."""
+    """Number of batches in progress: one to finish, and enough after it to keep every worker busy."""
     return 1 + -(-2 * workers // batch_size)
 
 
@@ -223,7 +223,7 @@ def _truth(source: Source, known: Sequence[Known], images: Tensor) -> Truth:
 
 
 def entries(batch: Batch, chosen: Tensor, names: Sequence[str]) -> tuple[Batch, Tensor]:
-    """The chosen findings, "b k" bool, each as an image of its own, and "n", the finding of each.
+    """The chosen labels, "b k" bool, each as an image of its own, and "n", the label of each.
 
     An entry has the boxes and masks of its finding, and its label where the image has it, else -1.
     """

@@ -41,8 +41,7 @@ def open_memory(
 ) -> Source:
     """A batch of images, or a list of any sizes: arrays "h w" or "h w c", tensors "c h w", Pillow images.
 
-    Values have 8 or 16 bits or are fractions of 1; all become 8-bit. The model's preprocessing is still to
-    come.
+    Values have 8 or 16 bits or are fractions of 1; all become 8-bit, before the model's preprocessing.
 
     Args:
         images: the images.
@@ -134,8 +133,9 @@ def open_npz(
     bits: int | None = None,
     axes: str | None = None,
 ) -> Source:
-    """The arrays SPLIT_images "n h w" or "n h w c", and SPLIT_labels, of an .npz file; without a split,
-    images and labels. The images of the split are held in memory. bits, axes: as for open_memory.
+    """Open the arrays SPLIT_images "n h w" or "n h w c", and SPLIT_labels, of an .npz file.
+
+    Without a split, the arrays are images and labels. They stay in memory. bits, axes: as for open_memory.
     """
     prefix = "" if split is None else f"{split}_"
     try:

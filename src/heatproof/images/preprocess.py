@@ -1,4 +1,4 @@
-"""From an image to the tensor a model was trained on, with boxes and masks carried along.
+"""Preprocessing: from an image to the input of a model, with boxes and masks transformed alike.
 
 An image of n columns is resized to n' and cropped from column `left` on. The centre of column j of the crop
 lies in the image's column
@@ -50,13 +50,13 @@ class Side(NamedTuple):
     size: int
 
     def sources(self) -> np.ndarray:
-        """The image's pixel under each pixel of the crop; -1 where there is none."""
+        """The image's pixel under each pixel of the crop; -1 outside the image."""
         at = np.arange(self.first, self.first + self.size)
         inside = (at >= 0) & (at < self.scaled)
         return np.where(inside, (2 * at + 1) * self.n // (2 * self.scaled), -1)
 
     def span(self, low: float, high: float) -> tuple[int, int]:
-        """First and last pixel of the crop that show pixels low to high; backwards where there is none."""
+        """First and last pixel of the crop that show pixels low to high; descending if there is none."""
         start, stop = max(math.ceil(low), 0), min(math.floor(high), self.n - 1) + 1
         first, end = (-((self.n - 2 * self.scaled * edge) // (2 * self.n)) for edge in (start, stop))
         return max(first - self.first, 0), min(end - 1 - self.first, self.size - 1)
@@ -138,7 +138,7 @@ class Preprocess:
         return merged
 
     def fitted(self, image: Seen) -> Preprocess:
-        """For this volume: with the resize that gives its voxels the spacing, where that is set."""
+        """This preprocessing for a volume, with the resize that gives its voxels the spacing, if set."""
         if self.spacing is None:
             return self
         own = image.spacing if isinstance(image, Raster) else None
@@ -259,8 +259,8 @@ class Preprocess:
         return (images * std + mean).clamp(0, 1)
 
     def _scale(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and deviation, each "c 1 1"; of volumes "c 1 1 1"."""
-        # Not made on the device: that would wait for all that it has still to do.
+        """Mean and deviation, each "c 1 1"; for volumes "c 1 1 1"."""
+        # Made on the CPU: a tensor made on the device would wait for all queued work.
         scale = torch.tensor((self.mean, self.std)).to(like.device, non_blocking=True)
         scale = scale.view(*scale.shape, *[1] * len(self.size))
         return scale[0], scale[1]

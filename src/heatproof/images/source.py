@@ -57,7 +57,7 @@ class Sample:
 
     @property
     def stated(self) -> tuple[int, ...]:
-        """Its classes: the label, the findings, or none."""
+        """Classes of the sample: the label, the multi-label findings, or none."""
         return (self.findings or ()) if self.label is None else (self.label,)
 
     @property
@@ -144,7 +144,7 @@ class Source:
 
     @cached_property
     def hash(self) -> str:
-        """Changes when samples, labels, boxes, masks or class names do.
+        """Hash of samples, labels, boxes, masks and class names.
 
         It reads no pixels: an image file counts by its name and its size in bytes, so that replacing it by
         another of the same size goes unnoticed. Times are left out: a copy has the same hash.

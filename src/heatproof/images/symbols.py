@@ -1,7 +1,7 @@
 """Printed symbols with known parts: QR codes by segno; Aztec codes, Data Matrix and Code 128 by zxing-cpp.
 
 `register` adds a symbol; images, negatives, masks, distortions and files then work for it too. Parts are
-finder (the pattern by which a reader finds the symbol), timing (which tells it where the modules lie) and box
+finder (the pattern by which a reader finds the symbol), timing (the pattern that locates its modules) and box
 (every module, without the quiet zone):
 
     QR code       finder  the three 7x7 corner patterns without their separators: 147 modules
@@ -114,7 +114,7 @@ def square(side: Callable[[int], int]) -> Callable[[int], tuple[int, int]]:
 
 
 def too_long(title: str, text: str, version: int, capacity: str = "") -> InputError:
-    """The error every encoder raises for a text that does not fit."""
+    """The error of every encoder for a text that does not fit."""
     return InputError(
         f"{len(text)} characters do not fit into version {version} of the {title}{capacity}; shorten the "
         "text or take a larger version"
@@ -250,7 +250,8 @@ def zxing_encoder(name: str, kind: str, offset: int = 0) -> Callable[..., Module
 
 
 def aztec_parts(modules: Modules) -> dict[str, Modules]:
-    """
+    """Masks of the parts of an Aztec code.
+
     >>> {part: int(mask.sum()) for part, mask in aztec_parts(np.zeros((31, 31), bool)).items()}
     {'finder': 169, 'timing': 32, 'box': 961}
     """
@@ -260,7 +261,8 @@ def aztec_parts(modules: Modules) -> dict[str, Modules]:
 
 
 def matrix_parts(modules: Modules) -> dict[str, Modules]:
-    """
+    """Masks of the parts of a Data Matrix.
+
     >>> {part: int(mask.sum()) for part, mask in matrix_parts(np.zeros((26, 26), bool)).items()}
     {'finder': 51, 'timing': 49, 'box': 676}
     """

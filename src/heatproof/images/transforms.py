@@ -54,7 +54,7 @@ class Transform:
 
     @property
     def magnitudes(self) -> np.ndarray:
-        """All that may be drawn: 60, or the 0 of a fixed transform."""
+        """All magnitudes that may be drawn: 60, or 0 for a fixed transform."""
         steps = np.delete(np.arange(-STEPS, STEPS + 1), STEPS)
         return steps * self.reach / STEPS if self.signed else np.zeros(1)
 
@@ -78,7 +78,7 @@ class Transform:
         return self.transport(maps, -magnitudes)
 
     def valid(self, size: tuple[int, int], magnitudes: Tensor) -> Tensor | None:
-        """ "b h w" bool: where a map that was brought back can be compared; None: everywhere."""
+        """ "b h w" bool: where a transformed-back map can be compared; None: everywhere."""
         if not (self.signed and self.geometric):
             return None
         ones = torch.ones(len(magnitudes), *size, device=magnitudes.device)
@@ -101,7 +101,7 @@ def _translate(pixels: Tensor, magnitudes: Tensor, *, dim: int) -> Tensor:
 
 
 def _rotate(pixels: Tensor, magnitudes: Tensor) -> Tensor:
-    """Counter-clockwise by so many degrees, bilinear, 8-bit pictures rounded."""
+    """Counter-clockwise by so many degrees, bilinear, 8-bit images rounded."""
     height, width = pixels.shape[-2:]
     x, y = (
         (torch.arange(n, device=pixels.device, dtype=torch.float64) - (n - 1) / 2) for n in (width, height)
@@ -169,7 +169,7 @@ def smooth(images: Tensor, _magnitudes: Tensor | None = None) -> Tensor:
 
 
 def _between(start: Tensor, images: Tensor, magnitudes: Tensor) -> Tensor:
-    """From `start` (magnitude -1) through the image (0) and as far beyond it (1), fractions dropped."""
+    """Interpolate from `start` (magnitude -1) through the image (0) and beyond it (1), fractions dropped."""
     start, end = start.float(), images.float()
     factors = (1 + magnitudes).float().view(-1, 1, 1, 1)
     return (start + factors * (end - start)).clamp(0, 255).to(torch.uint8)

@@ -1,16 +1,16 @@
-"""Adversarial fragility: the least alike map within reach of an invisible change that keeps the answer.
+"""Adversarial fragility: the least similar map under an invisible change that keeps the prediction.
 
-Noise of random signs (`fragility`) moves a map a little; a change that is searched for can move it far
-(ghorbani2019fragile). For every picture, sign-gradient steps inside the ball |d| <= epsilon lower the
-similarity of a map to the original's; a step that changes the predicted class is taken back and halved. What
-is scored is the found picture: SSIM and rank correlation of every method's map with the original's.
+Noise of random signs (`fragility`) changes a map a little; a searched change can change it much
+(ghorbani2019fragile). For every image, sign-gradient steps inside the ball |d| <= epsilon lower the
+similarity of a map to the original's; a step that changes the predicted class is undone and halved. Scores
+are SSIM and rank correlation of every method's map of the resulting image with the original's.
 
     x_{t+1} = clip(x_t - a sign(gradient of cos(S(x_t), S(x)))) to x +- epsilon,   a = 2.5 epsilon / steps
 
-S is a map with a gradient of its own: for CAMs the weighted sum of Grad-CAM at their layer, for all others
-the gradient at the input, with ReLUs rounded to softplus as in the paper, since a ReLU's second derivative is
-0. So one search serves all CAMs and one all others, however expensive they are, and each method is attacked
-through its nearest relative: a low score shows that a map can be moved, a high one that this search did not.
+S is a differentiable map: for CAMs the weighted sum of Grad-CAM at their layer, for all others the gradient
+at the input, with ReLUs replaced by softplus as in the paper, since a ReLU's second derivative is 0. One
+search serves all CAMs and one all other methods, however expensive they are. A low score shows that a map can
+be changed, a high one only that this search did not succeed.
 
 Deviations: the paper's losses (top pixels, centre of mass, a target map) are replaced by one, the cosine
 between the maps. The search starts at the first draw of `fragility`'s noise, at the same size.
@@ -58,7 +58,7 @@ def _in_a_run(function: Callable[..., Any], context: BatchContext, options: dict
 @metric(
     "adversarial_fragility", needs=("model", "images"), reruns=True, needs_gradients=True,
     higher_is_better=True, bounds=(-1.0, 1.0), cite="ghorbani2019fragile", family="Sanity", question="map",
-    floors=(),  # a map that ignores the network is perfectly stable
+    floors=(),  # maps that ignore the network are perfectly stable, so control maps are no reference
     parts={"ssim": "stable under the worst change found (SSIM)",
            "spearman": "stable under the worst change found (ranks)"},
     call=_in_a_run,
@@ -67,11 +67,11 @@ def adversarial_fragility(
     methods: Methods = "gradcam", *, model: Model | nn.Module, images: Images, epsilon: float = 2 / 255,
     steps: int = 10, layer: Layers = None, seed: int = 0, **passes: Unpack[Passes],
 ) -> dict[str, PerImage]:  # fmt: skip
-    """Similarity of maps of the predicted class under a searched change that leaves the prediction as it is.
+    """Similarity of maps of the predicted class under a searched change that keeps the prediction.
 
     Args:
         methods, model, images: as for fragility.
-        epsilon: how far a pixel may move, on the scale where pictures run from 0 to 1.
+        epsilon: how far a pixel may move, on the scale where images run from 0 to 1.
         steps: of the search, each a forward pass and a backward pass through it.
         layer, seed, passes: as for fragility; the seed is that of the noise the search starts with.
 
@@ -119,7 +119,7 @@ def _search(
     model: Model, inputs: Tensor, saliency: Saliency, epsilon: float, steps: int, seed: int, passes: Passes,
     columns: Columns | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The least alike images, of those that keep the prediction, and "b" bool: whether there is one.
+    """The least similar images that keep the prediction, and "b" bool: whether there is one.
 
     Sign-gradient steps, each image on its own.
     """

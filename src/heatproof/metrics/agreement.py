@@ -1,13 +1,13 @@
-"""Do methods agree on an image, and do metrics agree on the methods? (The "disagreement problem".)
+"""Agreement of methods on images, and of metrics on methods (the "disagreement problem").
 
 Between methods, for every image and pair of maps at image size:
 
     spearman  rank correlation of the pixels, ties with their mean rank
     ssim      structural similarity (local5)
-    overlap   |P_a & P_b| / max(|P_a|, |P_b|), P the floor(K H W) largest pixels, as localise keeps them
+    overlap   |P_a & P_b| / max(|P_a|, |P_b|), P the floor(K H W) largest pixels, as in localise
 
-Between metrics: Spearman and Kendall (tau-b) of the order in which two metrics put the methods, after turning
-those for which less is better around, so that 1 always means the same order of merit.
+Between metrics: Spearman and Kendall (tau-b) of the rankings of methods by two metrics. Metrics for which
+lower is better are negated, so that 1 always means the same ranking.
 
 Cite: krishna2022disagreement, of whose measures rank correlation and feature agreement (overlap) are taken,
 with pixels for features; SSIM is added. A constant map has no order and counts as undefined.
@@ -179,7 +179,7 @@ def method_agreement(maps: Mapping[str, Maps | ArrayLike], *, budget: float = 0.
 
 
 def _without_ssim(size: tuple[int, ...], like: Tensor) -> list[Cause]:
-    """Why volumes have no SSIM; nothing for pictures."""
+    """Why volumes have no SSIM; empty for 2D images."""
     return [Cause(NO_SSIM, torch.ones_like(like), ("ssim",))] if len(size) > 2 else []
 
 

@@ -1,13 +1,13 @@
-"""Is a map one blob or many? How the pixels within the budget hang together.
+"""Dispersion: whether the pixels within the budget form one connected area or many.
 
-The budget's pixels (localisation.py keeps floor(budget H W) of them) fall into areas whose pixels touch at a
+The budget's pixels (localisation.py selects floor(budget H W) of them) form areas whose pixels touch at a
 side or a corner. With n_i pixels in area i and K in all:
 
-    dispersion = 1 - sum_i (n_i / K)^2     the chance that two of them lie in different areas
-    blobs      = the areas that hold at least 5 % of them; specks of a fine-grained map are none
+    dispersion = 1 - sum_i (n_i / K)^2     the probability that two of them lie in different areas
+    blobs      = the number of areas with at least 5 % of them
 
-0 for one area, near 1 for pixels strewn all over. keak2026budget reads spread "red blobs" as a sign of a
-network that is not sure; it looks at pictures and gives no number, so this one is ours.
+0 for one area, near 1 for scattered pixels. keak2026budget interprets spread "red blobs" as a sign of an
+uncertain network, without a number; this definition is ours.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BLOB = 0.05  # of the budget's pixels, at least
     title="how scattered the map is", parts={"blobs": "areas that the map marks"}, floors=(), volumes=True,
 )  # fmt: skip
 def dispersion(maps: Maps | ArrayLike, *, budget: float = 0.2) -> PerImage:
-    """Chance that two of the budget's pixels lie in different areas: 0 for one blob, 1 for dust.
+    """Probability that two of the budget's pixels lie in different areas: 0 for one area, 1 for dust.
 
     Args:
         maps: "b h w", at any size.

@@ -1,4 +1,4 @@
-"""The classifier beside its explanations: accuracy, recall, AUC.
+"""Metrics of the classifier itself: accuracy, recall, AUC.
 
     accuracy = share of images whose own class has the highest probability (ties to the lower class)
     recall_c = the same over the images of class c; macro = plain mean over the classes that occur
@@ -17,9 +17,9 @@ each class's AUC), and images are independent given their labels:
 
 Outputs are probabilities as in gold.py, or with logits=True the raw outputs of the model.
 
-Where an image may have several findings, labels are a table "b k" of 0 and 1 and each finding is ranked and
-counted by itself, over all images: AUC_c and e_i as for two classes, recall_c and accuracy_c with the finding
-predicted from a probability of tau_c (0.5) on. The value is the plain mean over the findings that occur.
+For multi-label images, labels are a table "b k" of 0 and 1 and each label is ranked and counted separately,
+over all images: AUC_c and e_i as for two classes, recall_c and accuracy_c with the label predicted from a
+probability of tau_c (0.5) on. The value is the plain mean over the labels that occur.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _metric = partial(
 def accuracy(
     labels: ArrayLike, probs: ArrayLike, *, logits: bool = False, tau: float | Sequence[float] = 0.5
 ) -> PerClass:
-    """Share of images whose own class is the predicted one; of several findings, share of right answers.
+    """Share of images whose own class is predicted; for multi-label images, share of correct labels.
 
     Args:
         labels: "b", the true classes; "b k" of 0 and 1 for multi-label images.
@@ -147,7 +147,7 @@ def auc(labels: ArrayLike, probs: ArrayLike, *, logits: bool = False) -> PerClas
 
 
 def auc_errors(labels: ArrayLike, probs: ArrayLike, *, logits: bool = False) -> np.ndarray:
-    """ "b": how far each image moves AUC; see the top. NaN where a class with one image has no spread.
+    """ "b": influence of each image on AUC; see the top. NaN where a class with one image has no spread.
 
     >>> first, second = (auc_errors([0, 0, 1, 1], p) for p in ([0.1, 0.4, 0.3, 0.8], [0.1, 0.2, 0.3, 0.8]))
     >>> [round(float((e**2).sum()) ** 0.5, 3) for e in (first, first - second, first - first)]
@@ -174,7 +174,7 @@ def auc_errors(labels: ArrayLike, probs: ArrayLike, *, logits: bool = False) -> 
 
 
 def _ranked(labels: ArrayLike, probs: ArrayLike, logits: bool) -> tuple[np.ndarray, dict[int, np.ndarray]]:
-    """Labels "b", and by class the scores its images are ranked by; of two classes, class 1 alone."""
+    """Labels "b", and by class the scores that rank images; for two classes, class 1 only."""
     y, scores = _checked(labels, probs, logits)
     if not logits and (scores >= 1).any():
         # Probabilities that round to 1 are distinguished by what is left for the other classes.
@@ -221,9 +221,9 @@ def _predicted_labels(
 def _log_odds(z: np.ndarray) -> np.ndarray:
     """log p(c) / (1 - p(c)) of a softmax: orders images as p(c) does, without the ties of a saturated p."""
     log_p = log_softmax(z, axis=1)
-    with np.errstate(divide="ignore"):  # p = 1 to the last digit
+    with np.errstate(divide="ignore"):  # p rounds to 1
         log_rest = np.log1p(-np.exp(log_p))
-    # The likeliest class may have p = 1 to the last digit: the others are summed without it.
+    # The most likely class may have a p that rounds to 1: the others are summed without it.
     top, rest = (np.arange(len(z)), z.argmax(1)), log_p.copy()
     rest[top] = -np.inf
     log_rest[top] = logsumexp(rest, axis=1)
@@ -232,7 +232,7 @@ def _log_odds(z: np.ndarray) -> np.ndarray:
 
 
 def _shares(hits: np.ndarray, of: np.ndarray) -> list[float]:
-    """Shares, NaN of nothing; in single precision, as rows have always had them."""
+    """Shares, NaN of an empty set; in single precision, as stored rows."""
     with np.errstate(invalid="ignore"):
         shares: list[float] = (hits.astype(np.float32) / of.astype(np.float32)).tolist()
     return shares
@@ -267,7 +267,7 @@ class ClassOrder:
     single: bool  # whether the numbers are accuracies; else mean AUCs
 
     def sentence(self, names: Sequence[str], count: int) -> str:
-        """names: of the labels. count: of the network's outputs."""
+        """The result in words. names: of the labels. count: of the network's outputs."""
         order: list[str | None] = [None] * count
         for label, output in self.outputs.items():
             order[output] = names[label]

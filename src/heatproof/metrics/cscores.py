@@ -1,4 +1,4 @@
-"""C-Score: do the maps of one class look at the same place? (elangovan2026cscore)
+"""C-Score: similarity of the maps of correctly classified images of one class (elangovan2026cscore).
 
     sIoU(a, b) = sum min(a, b) / sum max(a, b)            both maps all zero: 0
     w_i = p_i / sum p                                     confidence weights over the gold list
@@ -6,7 +6,7 @@
     global = sum_c |G_c| C_c / sum_c |G_c|
 
 H is the map at the image's size, min-max normalised; n - 1 is the sum of (w_i + w_j) over all pairs, which
-the paper leaves as "Z". Gold lists: see gold.py, which also says where the paper contradicts itself.
+the paper leaves as "Z". Gold lists: see gold.py, also for a contradiction in the paper.
 
 Undefined cases the paper does not settle: an empty gold list scores 0 with weight 0 (the paper prints
 0.000); a single image has no pair: NaN, left out of the global; every list empty: NaN. A list of blank maps
@@ -63,10 +63,10 @@ MAX_PAIRS = 200_000  # HALF_WIDTH can never need more than 50,000: a score in [0
 Z95 = 1.959964
 # Pixels per call of pdist. Sums inside a call are float32, across calls float64. With 512 the worst error
 # in a score is 5e-7 (a constant difference, whose roundings all lean one way; random maps: 3e-8) and no maps
-# can exceed about 2e-6. A GPU sums as a tree and wants longer rows.
+# can exceed about 2e-6. A GPU sums as a tree and is faster with longer rows.
 CPU_BLOCK, GPU_BLOCK = 512, 4096
 PAIRS_AT_ONCE = 128  # bounds the memory of the sampled mode
-TEMPERATURES = (0.05, 20.0)  # a model that is never wrong would want 0
+TEMPERATURES = (0.05, 20.0)  # a model without errors would have temperature 0
 BELOW_ONE = 1 - 2.0**-24  # the largest single below 1: a probability of 1 is one that was rounded
 
 
@@ -93,7 +93,7 @@ class _EmphasisedRows:
         return pixels
 
     def degenerate(self) -> float:
-        """Share of maps in which nothing stands out."""
+        """Share of constant maps."""
         return float(constant(self.values).double().mean())
 
 
@@ -123,7 +123,7 @@ def cscore(
     maps: Maps | ArrayLike, confidence: ArrayLike, alpha: float = 2.0, *, exact_up_to: int = EXACT_UP_TO,
     half_width: float = HALF_WIDTH, resamples: int = 1000, seed: int = 0,
 ) -> PerClass:  # fmt: skip
-    """C-Score of the maps of one gold list, weighted by the confidence in each image; see cscore_by_class.
+    """C-Score of the maps of one gold list, weighted by the confidence in each image.
 
     Args:
         maps: of images of one class; Maps, or "b h w".
@@ -148,7 +148,7 @@ def cscore(
 def _in_a_run(
     function: Callable[..., PerClass], context: CheckpointContext, options: Mapping[str, Any]
 ) -> PerClass:
-    """Make the list of an anchor, which options name, from the probabilities at that checkpoint."""
+    """Make the gold list of the anchor checkpoint, if an option names one, from its probabilities."""
     given = dict(options)
     if context.every is not None:  # images without a label decide its adaptive threshold too
         given["tau"] = thresholds(*context.every, given.get("tau", context.limits or 0.5)).tolist()
@@ -163,7 +163,7 @@ def _in_a_run(
 @metric(
     "cscore", needs=("maps", "labels", "probabilities"), level="class", higher_is_better=True, bounds=(0, 1),
     cite="elangovan2026cscore", title="C-Score: alike within a class", family="Consistency", own_class=True,
-    volumes=True, call=_in_a_run, floors=(),  # a map that ignores the network is perfectly alike
+    volumes=True, call=_in_a_run, floors=(),  # control maps are no reference: they never change
 )  # fmt: skip
 def cscore_by_class(
     maps: Maps | ArrayLike, labels: ArrayLike, probs: ArrayLike, tau: Tau = 0.5, alpha: float = 2.0, *,
@@ -171,11 +171,11 @@ def cscore_by_class(
     temperature: float | None = None, exact_up_to: int = EXACT_UP_TO, half_width: float = HALF_WIDTH,
     resamples: int = 1000, seed: int = 0,
 ) -> PerClass:  # fmt: skip
-    """C-Score per class and overall: how alike the maps of correctly classified images of a class are.
+    """C-Score per class and overall: similarity of the maps of correctly classified images of a class.
 
     Args:
-        maps: of all images; map i explains the own label of image i. An image with several findings is there
-            once for each of them.
+        maps: of all images; map i explains the own label of image i. A multi-label image occurs
+            once per label.
         labels, probs, tau: what gold lists are made of, see gold_list.
         anchor: a mask "b" or indices instead of the gold lists, such as the gold_list of another checkpoint.
         weights: what the confidence in an image is: its probability, that after calibration, 1, or these "b".
@@ -259,7 +259,7 @@ def _score(
     rows: _EmphasisedRows, p: Tensor, exact_up_to: int, half_width: float, resamples: int,
     seed: tuple[int, ...],
 ) -> tuple[PerClass, np.ndarray]:  # fmt: skip
-    """The score, and the draws behind its interval, from which the overall interval is computed."""
+    """The score, and its bootstrap draws, from which the overall interval is computed."""
     n = len(rows)
     none = np.full(resamples, NAN)
     if n == 0:
@@ -283,7 +283,7 @@ def _score(
 
 
 def _bootstrap(matrix: Tensor, p: Tensor, resamples: int, seed: tuple[int, ...]) -> np.ndarray:
-    """C* of every resample; NaN where a resample holds one image only."""
+    """C* of every resample; NaN for a resample of one image only."""
     n = len(p)
     drawn = resample(n, resamples, seed) + n * np.arange(resamples)[:, None]
     counts = np.bincount(drawn.ravel(), minlength=resamples * n).reshape(resamples, n)
@@ -359,7 +359,7 @@ def _l1_pairs(pixels: Tensor, block: int | None) -> Tensor:
 
 
 def iou_from_distance(mass: Tensor, distance: Tensor) -> Tensor:
-    """Soft IoU from the sum of both masses and the L1 distance; two empty maps share nothing: 0."""
+    """Soft IoU from the sum of both masses and the L1 distance; 0 for two empty maps."""
     return torch.where(mass > 0, (mass - distance) / (mass + distance), 0.0).clamp(0, 1)
 
 
@@ -394,8 +394,8 @@ def sampled_mean(
     pairs = min(max(math.ceil(wanted), PILOT_PAIRS), max_pairs)
     scores = _draw(rows, weights, pairs, rng)
     error = Z95 * scores.std(ddof=1) / math.sqrt(pairs)
-    # What happens in under 3 / pairs of the draws is missed altogether with a chance of 5 % or more,
-    # so that no sample, however uniform, says more than that about a mean of numbers in [0, 1].
+    # Events in under 3 / pairs of the draws are missed with a probability of 5 % or more,
+    # so that no sample bounds a mean of numbers in [0, 1] more tightly.
     return Sampled(float(scores.mean()), float(max(error, 3 / pairs)), pairs)
 
 
@@ -432,7 +432,7 @@ def gold_list(labels: ArrayLike, probs: ArrayLike, tau: Tau = 0.5) -> Tensor:
 
 
 def temperature(labels: ArrayLike, probs: ArrayLike) -> float:
-    """The temperature that makes the probabilities fit the labels best; above 1 where they are too sure."""
+    """Temperature with the least negative log-likelihood; above 1 for overconfident probabilities."""
     p, y = _of_one_class(labels, probs)
     if len(y) == 0:
         return 1.0
@@ -455,7 +455,7 @@ def calibrate(probs: ArrayLike, t: float) -> Tensor:
 def confidence_weights(
     labels: ArrayLike, probs: ArrayLike, kind: Weights = "confidence", t: float | None = None
 ) -> Tensor:
-    """ "b": what the confidence in each image counts; "b k" where labels are a table, for each finding.
+    """ "b": the weight of each image; "b k" for multi-label images, per label.
 
     Args:
         labels, probs: as for gold_list.

@@ -1,4 +1,4 @@
-"""Does the map order the pixels by what they mean to the model?
+"""Faithfulness: insertion and deletion curves, and the areas under them.
 
 Deletion replaces the pixels of an image by those of a baseline, the map's largest first; insertion starts at
 the baseline and brings the image's pixels back in the same order. With p the target's probability,
@@ -19,8 +19,8 @@ with a reason, and cost no pass.
 The adaptive forms are not in the papers. adaptive=True visits a third of the points, where the curves bend
 (see adaptive_plan), and draws straight lines between them. adaptive="decided" ends a map's walk earlier,
 where its areas are known to 0.005, or to 0.01 and it is plain on which side of the floors beside it they lie.
-It is what a run does unless told otherwise, with the floors beside the maps whether asked for or not.
-`insertion_error` and `deletion_error` say how far an area may be off.
+It is the default of a run, which computes the floors for it even if they are not among the methods.
+`insertion_error` and `deletion_error` are standard errors of the areas.
 
 Cost: an image's two end points serve both curves of every method, so m methods and b images take
 2 b + 2 m b (n - 1) inputs, in one queue of full batches. A variant is a comparison of ranks, made on the
@@ -101,13 +101,13 @@ def insertion_deletion(
     Args:
         maps: one method's Maps or "b h w" (any size; brought to the image's), or a dict of them by method,
             which gives a dict: all methods go through one queue and share each image's end points.
-        targets: the class whose probability counts, one or one per image: the true label, or where None the
+        targets: the class whose probability counts, one or one per image: the true label; default: the
             class predicted on the whole image.
         model, images: the network, and what was explained, as for hp.explain.
         steps: points of a curve, without its start.
         baseline: what deleted pixels become: "blur" (Gaussian, sigma 10), "black" (before normalisation),
             "mean" (the image's own, per channel) or "noise" (standard normal, by the seed, the same for every
-            image); or model-ready pictures of your own, "b c H W".
+            image); or model-ready images of your own, "b c H W".
         adaptive: visit a third of the points, where the curves bend; "decided": fewer, where the areas are
             known well enough to be compared with those of the floors (random, edges) among the maps.
         seed: of noise.
@@ -147,7 +147,7 @@ def insertion_deletion(
 def _in_a_run(
     function: Callable[..., Any], context: BatchContext, options: dict[str, Any]
 ) -> dict[str, PerImage]:
-    """Adaptive unless the study says otherwise, or sets so few steps that there is nothing to save."""
+    """Adaptive unless the study sets another mode, or so few steps that nothing can be saved."""
     options = {"adaptive": can_adapt(options.get("steps", STEPS)) and DECIDED, **options}
     known = context.cache("insertion_deletion", *context.maps)
     maps = dict(context.maps)
@@ -159,7 +159,7 @@ def _in_a_run(
 
 
 def _absent_floors(context: BatchContext) -> dict[str, Maps]:
-    """Maps of the floors that the run has none of, so that a method added later is walked as the others."""
+    """Maps of floors that the run does not have, so that a method added later is scored in the same way."""
     names = [floor for floor in FLOORS if floor not in context.maps]
     if not names:
         return {}
@@ -232,7 +232,7 @@ def deletion(
 def _areas(
     name: str, maps: Any, targets: Any, known: Known | None, network: dict[str, Any], walk: dict[str, Any]
 ) -> PerImage | dict[Any, PerImage]:
-    """One of the two areas, from curves that both share."""
+    """One of both areas, from curves that both share."""
     key = tuple(value if isinstance(value, str | int) else id(value) for value in walk.values())
     curves = cached(known, key, lambda: insertion_deletion(maps, targets, **network, **walk))
 
@@ -245,7 +245,7 @@ def _areas(
 
 
 class _Curves:
-    """Every curve of every map, and the inputs that lead to their points.
+    """All curves of all maps, and the inputs of their points.
 
     A point is one number: its place in `curves`, "2 m n+1" laid flat (insertion and deletion, maps of all
     methods one after the other, steps). A list of such numbers is a list of jobs.
@@ -272,7 +272,7 @@ class _Curves:
         shape = (2, len(self.changes), steps + 1)
         self.curves = torch.full(shape, torch.nan, dtype=self.images.dtype, device=images.device)
         self.targets = torch.zeros(self.count, dtype=torch.long, device=images.device)
-        # Curves are of probabilities; of a head without, shares of the way up from the painted-over picture.
+        # Curves are of probabilities; of a head without, shares of the way up from the painted-over image.
         self.low, self.rise = self.curves.new_zeros(len(self.flat)), self.curves.new_ones(len(self.flat))
         self.stays = torch.zeros_like(self.flat)
 
@@ -299,7 +299,7 @@ class _Curves:
             self._visit(queue, numbers[points])
 
     def _scale(self) -> None:
-        """From values to shares, once the values of the pictures and of the baselines are known."""
+        """From values to shares, once the values of the images and of the baselines are known."""
         ends = self.curves[DELETION, : self.count, [0, self.steps]].T
         own, low = ends.repeat(1, len(self.methods))
         self.stays = ~(own - low > SAME * low.abs().clamp(min=1))
@@ -308,7 +308,7 @@ class _Curves:
         self.curves[DELETION, : self.count].masked_fill_(self.stays[: self.count, None], torch.nan)
 
     def _decided(self) -> Tensor:
-        """ "m" bool: maps whose areas need no further point; compared with the floors of the same image."""
+        """ "m" bool: maps whose areas need no further point, compared with the floors of the same image."""
         areas, errors = (f(self.curves) for f in (lambda c: area(straight_lines(c)), area_errors))
         floors = [name in FLOORS for name in self.methods]
         shape, where = (2, -1, self.count), torch.tensor(floors, device=areas.device)
@@ -317,7 +317,7 @@ class _Curves:
     def _visit(
         self, queue: Queue, jobs: Tensor, targets: ArrayLike | None = None, first: bool = False
     ) -> None:
-        """Fill the points `jobs`. The first visit starts with the whole images, which settle the targets."""
+        """Compute the points `jobs`. The first visit starts with the whole images, for the targets."""
 
         def make(start: int, stop: int) -> Tensor:
             curve, step = _divmod(jobs[start:stop], self.steps + 1)
@@ -377,7 +377,7 @@ def _scores(unmoved: Cause, curve: Curve) -> PerImage:
 
 
 def not_above(head: str) -> str:
-    """Why a head without probabilities has no curves for an image."""
+    """Why an image has no curves under a head without probabilities."""
     return (
         f"the head is {head!r}, and its value for the picture is not above that for the painted-over one, "
         "so there is nothing to lose"
@@ -423,14 +423,14 @@ def area(curves: Tensor) -> Tensor:
 
 
 class Plan(NamedTuple):
-    """How the adaptive mode spends its points: every `stride`-th first, then rounds of so many per curve."""
+    """Points of the adaptive mode: every `stride`-th first, then rounds of so many per curve."""
 
     stride: int
     rounds: tuple[int, ...]
 
 
 def can_adapt(steps: int) -> bool:
-    """Whether there are points to be saved."""
+    """Whether the adaptive mode saves any points."""
     return steps // 3 - 1 >= (steps - 1) // -(-steps // FIRST_INTERVALS)
 
 

@@ -1,4 +1,4 @@
-"""Gold lists: which images of a class count for its C-Score, and how much confidence each brings.
+"""Gold lists: the images of a class that count for its C-Score, and their confidence weights.
 
     G(c) = {i : y_i = c and p_i(c) >= tau},  tau = 0.5, made anew at every checkpoint
 
@@ -15,9 +15,9 @@ Beyond the paper, which names both as open:
   fitted on it: the images of each class, in the order of p(c), go to two folds in turn, and each fold has the
   temperature of the other; or a temperature that was fitted elsewhere is given.
 - an anchored list: the one of another checkpoint, with today's confidence.
-- several findings per image: y is a table "b k" of 0 and 1, p(c) a sigmoid of its own, and
-  G(c) = {i : y_ic = 1 and p_i(c) >= tau_c}, each finding with its own list and, if wished, its own tau_c.
-  Calibrated, each finding is a question of its own with two answers, p(c) and 1 - p(c), and its own
+- multi-label images: y is a table "b k" of 0 and 1, p(c) a sigmoid of its own, and
+  G(c) = {i : y_ic = 1 and p_i(c) >= tau_c}, each label with its own list and optionally its own tau_c.
+  Calibrated, each label is a problem of two classes, p(c) and 1 - p(c), with its own
   temperature, fitted on the images that have it and those that do not: as if its logit were all that the
   network returns.
 """
@@ -44,7 +44,7 @@ Tau = float | Literal["adaptive"] | Sequence[float]  # a sequence: one for each 
 
 @dataclass(frozen=True)
 class ListRule:
-    """Which images count, and how much: what a study, a run and a monitor may be told about gold lists.
+    """Options of gold lists in studies, runs and monitors: threshold, weights and anchor.
 
     >>> ListRule("adaptive", "calibrated").text
     "cscore(tau='adaptive', weights='calibrated')"
@@ -61,7 +61,7 @@ class ListRule:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Those that are not the default, as cscore takes them."""
+        """Options that differ from the default, as arguments of cscore."""
         plain = {"tau": 0.5, "weights": "confidence", "anchor": None}
         return {name: getattr(self, name) for name in plain if getattr(self, name) != plain[name]}
 
@@ -72,7 +72,7 @@ class ListRule:
 
 
 def checked_tau(tau: Any) -> Tau:
-    """A probability, one for each class, or "adaptive"; else an error."""
+    """Check tau: a probability, one for each class, or "adaptive"."""
     if isinstance(tau, str) and tau == "adaptive":
         return "adaptive"
     if isinstance(tau, (list, tuple)) and tau:
@@ -91,7 +91,7 @@ def class_probabilities(probs: ArrayLike) -> np.ndarray:
         p = p[:, None]
     if p.ndim != 2 or p.shape[1] == 0:
         raise InputError(f"probabilities must be 'b k', or 'b' for one-logit models; got {p.shape}")
-    # Asked this way round, NaN does not pass either.
+    # Written as "not all within", so that NaN fails too.
     if not ((p >= 0) & (p <= 1)).all():
         raise InputError("probabilities must lie in [0, 1]; pass softmax or sigmoid outputs, not logits")
     return np.concatenate([1 - p, p], axis=1) if p.shape[1] == 1 else p
@@ -114,7 +114,7 @@ def class_labels(labels: ArrayLike, classes: int) -> np.ndarray:
 
 
 def is_table(labels: ArrayLike) -> bool:
-    """Whether labels are a table with a column per finding, of which an image may have several."""
+    """Whether labels are multi-label: a table with a column per label."""
     shape = np.shape(labels)
     return len(shape) == 2 and shape[1] > 1
 

@@ -1,4 +1,4 @@
-"""What a metric is written with: maps and masks as tensors, scores with reasons, batches in pieces.
+"""Building blocks of metrics: maps and masks as tensors, scores with reasons, batches in chunks.
 
 For metrics of other packages too; docs/extend.md shows one.
 """
@@ -29,14 +29,14 @@ NOT_FINITE = "a map has NaN or infinite values, as where the network's output ha
 
 
 class Passes(TypedDict, total=False):
-    """How a metric runs the model; hp.explain takes the same."""
+    """Options of metrics that run the model, as of hp.explain."""
 
     batch_size: int | None
     progress: Callable[[int], object] | None
 
 
 def cached(known: dict[Any, T] | None, key: Hashable, compute: Callable[[], T]) -> T:
-    """The entry of a cache, computed where it is missing; without a cache, computed."""
+    """The entry of a cache, computed if it is missing; without a cache, computed."""
     if known is None:
         return compute()
     if key not in known:
@@ -60,7 +60,7 @@ def raw_maps(maps: Maps | ArrayLike) -> Tensor:
 
 
 def finite(maps: Maps) -> Tensor:
-    """ "b" bool: maps that can be stored."""
+    """ "b" bool: maps whose values are finite."""
     good = torch.isfinite(maps.values).flatten(1).all(1)
     if maps.signed_values is not None:
         good &= torch.isfinite(maps.signed_values).flatten(1).all(1)
@@ -87,7 +87,7 @@ def pixel_maps(maps: Maps | ArrayLike, size: tuple[int, ...] | None = None) -> T
 
 
 def refuse_volumes(metric: str, size: tuple[int, ...]) -> None:
-    """For a metric that is built for pictures alone: one sentence where it is given volumes."""
+    """Raise InputError if a metric for 2D images gets volumes."""
     if len(size) > 2:
         check_volumes(metrics.get(metric))
 
@@ -100,7 +100,7 @@ def ascending(pixels: Tensor) -> Tensor:
 
 
 def in_threads(count: int, work: Callable[[range], object]) -> None:
-    """Share rows 0 to count - 1 out over as many threads as torch has: NumPy lets go of Python's lock."""
+    """Distribute rows 0 to count - 1 over as many threads as torch has; NumPy releases the GIL."""
     threads = max(1, min(torch.get_num_threads(), count))
     shares = [range(first, count, threads) for first in range(threads)]
     if threads == 1:
@@ -111,7 +111,7 @@ def in_threads(count: int, work: Callable[[range], object]) -> None:
 
 
 def align(mask: ArrayLike, size: tuple[int, ...], maps: Tensor, name: str) -> Tensor:
-    """A mask "H W" or "b H W" of any size -> bool, "1 H W" or "b H W", beside the maps; volumes likewise."""
+    """A mask "H W" or "b H W" of any size -> bool, "1 H W" or "b H W", on the maps' device."""
     values = as_tensor(mask).to(maps.device)
     values = values[None] if values.ndim == len(size) else values
     if values.ndim != len(size) + 1 or 0 in values.shape[1:] or values.shape[0] not in (1, len(maps)):
@@ -129,6 +129,6 @@ def align(mask: ArrayLike, size: tuple[int, ...], maps: Tensor, name: str) -> Te
 
 
 def chunks(maps: Tensor, size: tuple[int, ...]) -> Iterator[slice]:
-    """Slices of the batch, so that memory does not grow with it; small ones on a CPU, for its caches."""
+    """Slices of the batch that bound memory; small ones on a CPU, for its caches."""
     step = max(1, PIXELS_AT_ONCE.get(maps.device.type, 2**24) // math.prod(size))
     return (slice(start, start + step) for start in range(0, len(maps), step))

@@ -1,4 +1,4 @@
-"""Does the map point at the object, when every method may mark the same number of pixels?
+"""Localisation: whether maps point at the object, if every method may mark the same number of pixels.
 
 Each map keeps its floor(K H W) largest pixels (K = 0.2 keeps 10,035 of 224x224). With P the kept pixels and A
 the truth:
@@ -141,7 +141,7 @@ def inside(
     maps: Maps | ArrayLike, boxes: ArrayLike | None = None, masks: ArrayLike | None = None,
     budget: float = 0.2, *, known: Known | None = None,
 ) -> PerImage:  # fmt: skip
-    """Share of the pixels that the map keeps that lie on the object.
+    """Share of the budget's pixels that lie on the object.
 
     Args:
         maps, boxes, masks, budget, known: as for localise.
@@ -221,7 +221,7 @@ def filled(
 
 
 def name_losses(scores: PerImage, lost: Sequence[Sequence[str]]) -> PerImage:
-    """The same scores, with the reasons why boxes of an image are gone. lost: as in Truth."""
+    """The same scores, with the reasons why boxes of an image were lost. lost: as in Truth."""
     missing = scores.causes[0]
     place = torch.arange(len(missing.where), device=missing.where.device)
     gone = [
@@ -269,7 +269,7 @@ def budget_masks(maps: Maps | ArrayLike, budget: float = 0.2) -> Tensor:
 
 
 def kept_pixels(budget: float, size: tuple[int, ...]) -> int:
-    """floor(budget H W), as one counts it by hand: 0.29 of 100 is 29, though 0.29 * 100 < 29 in floats.
+    """floor(budget H W) in exact arithmetic: 0.29 of 100 is 29, though 0.29 * 100 < 29 in floats.
 
     >>> kept_pixels(0.2, (224, 224))
     10035
@@ -346,7 +346,7 @@ def mask_overlap(first: Tensor, second: Tensor) -> Tensor:
 def _truth(
     corners: Tensor | None, objects: Tensor | None, size: tuple[int, ...]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Where the object is: the region of the boxes, the target of mask_iou, the boxes "b m 4" themselves."""
+    """The object: the region of the boxes, the target of mask_iou, the boxes "b m 4" themselves."""
     if corners is None:
         assert objects is not None
         return objects, objects, _tight(objects)[:, None]

@@ -1,4 +1,4 @@
-"""DoM, the difference of means: do two networks look at the same places of a class, on average?
+"""DoM, the difference of means: distance between the mean maps of two networks, per class.
 
 For the maps H of networks A and B of the same images, at the image's size and min-max normalised,
 
@@ -29,13 +29,13 @@ NO_IMAGE = "no image has a label"
 BLANK = "class {} left out: all its maps are constant under one of the networks, so there is no mean map"
 
 
-@metric(  # a map that ignores the network never moves, so floors say nothing here
+@metric(  # maps that ignore the network never change, so control maps are no reference
     "dom", needs=("maps", "labels"), level="checkpoint", higher_is_better=False, bounds=(0.0, 1.0),
     cite="ozer2025dom", title="DoM: mean maps apart from the last checkpoint's", family="Consistency",
     compares_checkpoints=True, floors=(), volumes=True,
 )  # fmt: skip
 def dom(first: Maps | ArrayLike, second: Maps | ArrayLike, labels: ArrayLike) -> PerClass:
-    """How far the mean maps of two networks lie apart, by class and over all; 0 is the same mean map.
+    """Distance of the mean maps of two networks, by class and over all; 0 for the same mean map.
 
     Args:
         first, second: maps of the same images by two networks, or checkpoints, or methods; of any size each,

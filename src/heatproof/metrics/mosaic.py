@@ -1,6 +1,6 @@
-"""Does the map of a class lie on the pictures of that class, in a mosaic of the user's own pictures?
+"""Grid pointing: whether the map of a class lies on the images of that class in a mosaic.
 
-A mosaic is n x n pictures of different classes, each of which the network is sure of. Each class in it is
+A mosaic is n x n images of different classes, each of which the network is sure of. Each class in it is
 explained, and it is known where its evidence lies: in its own cells. No training, no annotation.
 
     share_c = positive mass of the map of class c inside the cells of c / its positive mass
@@ -8,8 +8,8 @@ explained, and it is known where its evidence lies: in its own cells. No trainin
     grid_pointing_above  = mean of (share_c - the area of c's cells)
 
 The cells of all classes together are the mosaic, so a map that is the same for every class (edges, centre,
-any map that ignores the network) has a mean share of exactly 1 / k, and lies exactly 0 above chance. So does
-EigenCAM, which reads the network but asks for no class: what is tested is whether a map follows the class.
+any map that ignores the network) has a mean share of exactly 1 / k, and is exactly 0 above chance. So does
+EigenCAM, which reads the network but no class: the test is whether a map depends on the class.
 
 In a mosaic a network sees all cells at once, so a map may be right and still lie outside its cell: the
 network may have looked there. Not so where the cells are disconnected (models/derived.py): each goes
@@ -19,12 +19,12 @@ through the network by itself and one alone reaches the answer.
     disconnected_grid_above   = the same less 1 - 1 / n^2, which is what a map that ignores the network has
 
 All of it is provably false. Gradients of the input and HiResCAM have 0; Grad-CAM, which weighs a channel by
-its mean gradient wherever it is active, has not. A run makes its mosaics of at most 200 pictures.
+its mean gradient wherever it is active, has not. A run makes its mosaics of at most 200 images.
 
 Cite: rao2022towards (GridPG and DiFull). There mosaics hold n^2 classes; here fewer will do, with k = 2 for
 two classes. Mass is counted on the map's own grid, each value evenly over its square: enlarged bilinearly, a
-map that is right would spill over the border. Cells have the pictures' size where the network takes mosaics
-that large; otherwise (a ViT, a fixed head) pictures are shrunk, and the network must be sure of them shrunk
+map that is right would spill over the border. Cells have the images' size where the network takes mosaics
+that large; otherwise (a ViT, a fixed head) images are shrunk, and the network must be sure of them shrunk
 (and enlarged again) too. A class whose map is constant is left out of its mosaic's mean.
 """
 
@@ -57,12 +57,12 @@ from heatproof.types import ArrayLike, Images, size_of
 
 BLANK = "every map of the mosaic is constant, so nothing in it stands out"
 AT_ONCE = 16  # mosaics in memory
-IN_A_RUN = 200  # pictures of a checkpoint that a run makes mosaics of
+IN_A_RUN = 200  # images of a checkpoint that a run makes mosaics of
 
 
 @dataclass(frozen=True)
 class Mosaics:
-    """Images of which a network is sure, and where they lie in mosaics.
+    """Images that a network classifies confidently, and their places in mosaics.
 
     Args:
         pictures, classes: "p c h w" and "p".
@@ -131,11 +131,11 @@ def make_mosaics(
     confident: float = 0.5, mosaics: int | None = None, full_size: bool | None = None, seed: int = 0,
     **passes: Unpack[Passes],
 ) -> Mosaics:  # fmt: skip
-    """Mosaics of the pictures of which a network is sure.
+    """Make mosaics of images that a network classifies confidently.
 
     Args:
         images, labels, model, cells, confident, mosaics, seed, passes: as for grid_pointing.
-        full_size: whether cells have the pictures' size; where None, if the network takes such mosaics.
+        full_size: whether cells have the images' size; default: if the network takes such mosaics.
     """
     model = unbind_targets(as_model(model))
     _check(cells, confident, mosaics, seed)
@@ -181,7 +181,7 @@ def _check(cells: int, confident: float, mosaics: int | None, seed: int) -> None
 def _sure(
     model: Model, inputs: Tensor, labels: ArrayLike | None, confident: float, passes: Passes
 ) -> tuple[Tensor, Tensor]:
-    """ "b" classes and "b" bool: whether the network is sure of them, and right where there are labels."""
+    """ "b" classes and "b" bool: whether the network is confident, and correct if there are labels."""
     logits = all_logits(model, inputs, **passes)
     highest, classes = model.probabilities(logits).max(1)
     sure = highest >= confident
@@ -189,7 +189,7 @@ def _sure(
 
 
 def _takes(model: Model, mosaic: Tensor) -> bool:
-    """Whether a network classifies an image of this size, by trying."""
+    """Whether a network accepts an image of this size, by trying."""
     try:
         model.logits(mosaic)
     except (RuntimeError, ValueError, AssertionError, TypeError, IndexError, HeatproofError) as error:
@@ -200,19 +200,19 @@ def _takes(model: Model, mosaic: Tensor) -> bool:
 
 
 def _arranged(classes: Sequence[int], cells: int, mosaics: int, seed: int) -> Tensor:
-    """ "m n n": pictures of as many classes as there are and fit, each class about as often as others."""
+    """ "m n n": images of as many classes as fit, each class about equally often."""
     random = np.random.default_rng(seed)
     kinds, kind_of = np.unique(classes, return_inverse=True)
     waiting = [cycle(random.permutation(np.flatnonzero(kind_of == kind))) for kind in range(len(kinds))]
     places = []
     for _ in range(mosaics):
-        chosen = np.resize(random.permutation(len(kinds)), cells**2)  # repeated where there are fewer
+        chosen = np.resize(random.permutation(len(kinds)), cells**2)  # repeated if there are fewer
         places.append([int(next(waiting[kind])) for kind in random.permutation(chosen)])
     return torch.tensor(places).view(-1, cells, cells)
 
 
 class Question(NamedTuple):
-    """One thing to explain in every mosaic, and the cells in which its evidence lies."""
+    """A class to explain in every mosaic, and the cells of its evidence."""
 
     model: Model
     targets: Tensor  # "m"
@@ -262,18 +262,18 @@ def grid_pointing(
     images: Images, cells: int = 2, confident: float = 0.5, mosaics: int | None = None,
     layer: Layers = None, seed: int = 0, **passes: Unpack[Passes],
 ) -> dict[str, PerImage]:  # fmt: skip
-    """How much of a class's map lies on the pictures of that class in mosaics, against chance.
+    """Share of a class's map that lies on the images of that class in mosaics, and its distance from chance.
 
     Args:
-        methods: whose maps; names, with options where they have some.
-        labels: "b", the pictures' classes: only those classified rightly are used; where None, all are that
+        methods: names, with optional options.
+        labels: "b", the images' classes: only those classified rightly are used; where None, all are that
             the network is sure of.
         model, images: as for hp.explain.
         cells: along each side of a mosaic.
-        confident: the least probability of a picture's class.
-        mosaics: how many; as many as use each picture about once where None.
-        layer: where CAMs look, as for hp.explain.
-        seed: of which picture lies where, and of methods that draw.
+        confident: the least probability of an image's class.
+        mosaics: their number; default: as many as use each image about once.
+        layer: the layer that CAMs read, as for hp.explain.
+        seed: of which image lies where, and of methods that draw.
         passes: batch_size and progress, as for hp.explain.
 
     Returns:
@@ -299,7 +299,7 @@ def grid_pointing(
     result = {}
     for method, shares in _shares(calls, questions, built, layer, seed, passes).items():
         blank = shares.isnan()
-        # Rounded before they are subtracted: what is at chance has 0, not a rounding error above it.
+        # Rounded before the subtraction, so that a map at chance has exactly 0.
         inside, chance = shares.nanmean(1).float(), areas.masked_fill(blank, torch.nan).nanmean(1).float()
         result[method] = PerImage({"inside": inside, "above": inside - chance}, [Cause(BLANK, blank.all(1))])
     return result
@@ -315,7 +315,7 @@ def disconnected_grid(
     images: Images, cells: int = 2, confident: float = 0.5, mosaics: int | None = None,
     layer: Layers = None, seed: int = 0, **passes: Unpack[Passes],
 ) -> dict[str, PerImage]:  # fmt: skip
-    """How much of a map lies on cells that cannot have had any influence; 0 is right.
+    """Share of a map on cells that cannot influence the output; 0 is correct.
 
     Args:
         methods, labels, model, images, cells, confident, mosaics, layer, seed, passes: as for grid_pointing.

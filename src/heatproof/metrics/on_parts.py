@@ -1,4 +1,4 @@
-"""Does the map's mass lie on the parts that make the concept, and off everything else?
+"""Mass of maps on the parts of a concept, such as the patterns of a QR code, and effects of occluding them.
 
 With C~ the map in [0, 1], S = sum C~, masks M_p of the parts, M_B of the region that holds them (eq. 3-9):
 
@@ -11,7 +11,7 @@ With C~ the map in [0, 1], S = sum C~, masks M_p of the parts, M_B of the region
 
 Cite: chakraborty2025cambench.
 
-Where the paper leaves room or errs:
+Choices where the paper is open or wrong:
 - Quantile levels are linspace(0, 0.99, 31); the AUC is their plain mean. The paper says a map that stays
   inside the finders has AUC_F 1; with quantile thresholds the zeros around it count too, and a version-1
   code's own finder mask gets 0.548387.
@@ -25,13 +25,13 @@ Where the paper leaves room or errs:
 D is scipy's Euclidean distance transform, the field's own and exact. It is slow beside everything else here,
 and masks repeat (every method is scored on the same images), so each distinct mask is transformed once.
 
-occlusion_drop: does the model need the part that the map marks? Its pixels are replaced by a baseline of
+occlusion_drop: whether the model needs the part that the map marks. Its pixels are replaced by a baseline of
 insertion and deletion (by default a Gaussian blur of sigma 10; the paper does not say with what it occludes):
     drop = z(x) - z(x with the part's pixels replaced)
 A map is right about the part where its mass on it (FMR, TMR) goes with that drop: Spearman's rho over images.
 Class 0 of a one-logit model is read as -z. A mask without a pixel occludes nothing: NaN, with a reason.
 
-bl_slope, aurc: how do scores hold up as the image gets worse? For a metric m at severities s of a distortion:
+bl_slope, aurc: changes of scores under distortion. For a metric m at severities s of a distortion:
     slope = least-squares slope of m on s,   aurc = trapezoid of m(s) / m(0) over s (1: it does not move)
 Both are averaged over the distortions. The paper does not say how either is computed; these are the plain
 readings. A curve with an undefined point is left out and `n` counts the rest; m(0) = 0 is undefined.
@@ -95,7 +95,7 @@ def part_occlusion(
     Args:
         masks: "b H W" or one "H W" (any size; resized to the nearest pixel), or a dict of them by part. Each
             image is run once whole and once per part, all in one queue.
-        targets: the class, one or one per image; the prediction where None.
+        targets: the class, one or one per image; default: the prediction.
         model, images: the network, and its images, as for hp.explain.
         fill: "blur", "black", "mean" or "noise", as baseline of insertion_deletion.
         seed: of noise.
@@ -202,7 +202,7 @@ def _in_a_run(
         method: function(maps, *parts, known=context.cache("structure", method), **options)
         for method, maps in context.maps.items()
     }
-    # The shares of an empty mask are numbers (0 and 1), but say nothing about a map: means leave them out.
+    # The shares of an empty mask are 0 and 1 for every map, so means leave them out.
     return {method: PerImage(own, [nothing, *own.causes]) for method, own in scores.items()}
 
 
@@ -443,7 +443,7 @@ def structure_parts(
     Args:
         maps: Maps, or "b h w".
         parts: masks by name, "b H W" or one "H W" for all.
-        region: a mask of what holds the parts (their union where None); mass outside it has leaked.
+        region: mask of the whole object; default: the union of the parts. Mass outside it is leakage.
 
     Returns:
         mass_<part> and coverage_<part> of each, leakage, coverage_outside and distance, each "b".
@@ -563,7 +563,7 @@ def bl_slope(values: ArrayLike, severities: ArrayLike) -> PerImage:
     family="Robustness", floors=(),
 )  # fmt: skip
 def aurc(values: ArrayLike, severities: ArrayLike) -> PerImage:
-    """How much of a metric is left under distortion: area under its curve, as a share of the start.
+    """Share of a metric that remains under distortion: area under its curve, relative to the start.
 
     Args:
         values, severities: as for bl_slope; one severity is 0.

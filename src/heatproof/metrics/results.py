@@ -17,7 +17,7 @@ Interval = tuple[float, float]
 
 
 class Cause(NamedTuple):
-    """Why scores are undefined, and for which images (a "b" bool); without names it holds for every score."""
+    """A reason why scores are undefined, with a "b" mask of the images; without names, for every score."""
 
     sentence: str
     where: Tensor
@@ -55,7 +55,7 @@ class PerImage(dict[str, "Tensor"]):
         return sentences
 
     def only(self, *names: str) -> PerImage:
-        """Some of the scores, with their causes."""
+        """Select some of the scores, with their causes."""
         return PerImage({name: self[name] for name in names}, self.causes)
 
     def _causes_of(self, name: str) -> list[Cause]:
@@ -64,7 +64,7 @@ class PerImage(dict[str, "Tensor"]):
 
 @dataclass(frozen=True)
 class _WithParts:
-    """Makes entries of `parts` readable as attributes."""
+    """Makes entries of `parts` available as attributes."""
 
     def __getattr__(self, name: str) -> Any:
         parts = self.__dict__.get("parts", {})

@@ -1,11 +1,11 @@
-"""Is the map about the model at all, and does it stay where nothing that matters changes?
+"""Sanity checks: dependence of maps on the weights, and stability under changes that do not matter.
 
 parameter_randomisation: give the network's modules fresh random weights, from the head down, and compare the
 map of each half-random network with the original's. A map that explains what was learned must change; one
-that stays (as an edge detector does) explains the picture. (adebayo2018sanity)
+that stays (as an edge detector does) explains the image. (adebayo2018sanity)
 
 input_shift: add a constant to every pixel and take it back in the first layer's bias. Both networks are the
-same function of the picture, so the map must stay: similarity 1. (kindermans2019unreliability)
+same function of the image, so the map must stay: similarity 1. (kindermans2019unreliability)
 
 fragility: add noise too small to change the prediction; the map should stay. (ghorbani2019fragile)
 
@@ -17,7 +17,7 @@ layers included; parameters of modules without one are drawn from a normal distr
 deviation they had. The class explained stays the original network's. A bias per channel undoes a shift only
 without zero padding, which does not shift along; here the first layer's response to the shift is measured and
 subtracted place by place, which away from the border is that bias. The copy's preprocessing shifts along, so
-that methods that look at the picture see the same one. Ghorbani et al. search for the worst noise; here it is
+that methods that look at the image see the same one. Ghorbani et al. search for the worst noise; here it is
 random signs, which they use as a baseline.
 """
 
@@ -69,7 +69,7 @@ def _titles(text: str) -> dict[str, str]:
     return {"ssim": f"{text} (SSIM)", "spearman": f"{text} (ranks)"}
 
 
-_metric = partial(  # a map that ignores the network is perfectly stable, so floors say nothing about these
+_metric = partial(  # maps that ignore the network are perfectly stable, so control maps are no reference
     metric, needs=("model", "images"), bounds=(-1.0, 1.0), family="Sanity", floors=(), question="map",
     reruns=True, volumes=True, call=_in_a_run,
 )  # fmt: skip
@@ -83,14 +83,14 @@ def parameter_randomisation(
     """Similarity of maps to the original's at each depth, as modules become random from the head down.
 
     Args:
-        methods: whose maps; names, with options where they have some.
-        targets: the class that is explained, one or one per image; the prediction where None.
+        methods: names, with optional options.
+        targets: the explained class, one or one per image; default: the prediction.
         model, images: as for hp.explain.
-        depths: at how many depths to look, from the head alone to the whole network, evenly spread over its
-            modules; every module where None. Each depth is one shared pass for all methods.
-        budget: "enough": methods that repeat a pass do so no more often than the ranks of their pixels need;
-            "full": as often as ever.
-        layer: where CAMs look, as for hp.explain.
+        depths: number of depths, from the head alone to the whole network, evenly spread over its
+            modules; None: every module. Each depth is one shared pass for all methods.
+        budget: "enough": methods that repeat a pass do so only as often as the ranks of their pixels require;
+            "full": as often as by default.
+        layer: the layer that CAMs read, as for hp.explain.
         seed: of the weights, and of methods that draw.
         known: cache of maps of the unchanged network; a run shares it between the metrics of one batch.
         passes: batch_size and progress, as for hp.explain.
@@ -172,7 +172,7 @@ def randomisation(
 
 
 class _Explain:
-    """Explains the images of a model by all methods, under the names that they were given."""
+    """Explain images by all methods, under the names as given."""
 
     def __init__(self, methods: Methods, budget: str, **options: Any) -> None:
         if budget not in ("enough", "full"):
@@ -185,7 +185,7 @@ class _Explain:
         return {text: maps[fewer] for text, fewer in self.texts.items()}
 
     def original(self, model: Model, inputs: Tensor, targets: Any, known: Known | None) -> dict[str, Maps]:
-        """Maps of the unchanged network, from the cache where the targets are known."""
+        """Maps of the unchanged network, from the cache if the targets are known."""
         if not isinstance(targets, Tensor) or not targets.is_cpu:
             return self(model, inputs, targets)
         key = *self.texts.items(), *targets.tolist(), self.options["seed"], repr(self.options["layer"])
@@ -193,7 +193,7 @@ class _Explain:
 
 
 def _stops(count: int, depths: int | None) -> list[int]:
-    """How many modules are random at each depth: the first alone, all at last."""
+    """Number of random modules at each depth, from the head alone to all."""
     if depths is None or depths >= count:
         return list(range(1, count + 1))
     return sorted({int(stop) for stop in np.linspace(1, count, depths).round()}) if depths > 1 else [count]
@@ -204,11 +204,11 @@ def fragility(
     methods: Methods = "gradcam", *, model: Model | nn.Module, images: Images, epsilon: float = 2 / 255,
     draws: int = 3, budget: str = "enough", layer: Layers = None, seed: int = 0, **passes: Unpack[Passes],
 ) -> dict[str, PerImage]:  # fmt: skip
-    """Similarity of maps of the predicted class under noise that leaves the prediction as it is.
+    """Similarity of maps of the predicted class under noise that keeps the prediction.
 
     Args:
         methods, model, images: as for parameter_randomisation.
-        epsilon: how far each pixel moves, up or down by chance, on the scale where pictures run from 0 to 1.
+        epsilon: how far each pixel moves, up or down by chance, on the scale where images run from 0 to 1.
         draws: how often; the noise of a draw follows the seed and is the same for every image.
         budget, layer, seed, passes: as for parameter_randomisation.
 
@@ -234,7 +234,8 @@ def fragility(
         signs = random.integers(0, 2, inputs.shape[1:]) * 2 - 1
         return inputs + epsilon * reach * torch.from_numpy(signs).to(inputs)
 
-    for draw in range(draws) if inputs.is_cuda else ():  # prepares segments, which the GPU would wait for
+    # Start to segment images in threads, so that the GPU need not wait.
+    for draw in range(draws) if inputs.is_cuda else ():
         begin_ahead(methods, model, noisy(draw), seed)
     before = explain_all(model, inputs, targets)
     tables: dict[str, list[Tensor]] = {method: [] for method in before}
@@ -267,7 +268,7 @@ def input_shift(
     images: Images, shift: float = 1.0, budget: str = "enough", layer: Layers = None, seed: int = 0,
     known: Known | None = None, **passes: Unpack[Passes],
 ) -> dict[str, PerImage]:  # fmt: skip
-    """Similarity of maps before and after a constant shift that the first layer takes back; 1 is right.
+    """Similarity of maps before and after a constant shift that the first layer undoes; 1 is correct.
 
     Args:
         methods, targets, model, images: as for parameter_randomisation.
@@ -300,7 +301,7 @@ def input_shift(
 
 
 def _shifted_copy(model: Model, images: Tensor, shift: float) -> Model:
-    """The same function, of shifted images: its first layer subtracts what the shift adds."""
+    """The same function of shifted images: its first layer subtracts the effect of the shift."""
     twin = copy_of(model)
     parts = [twin.module.get_submodule(name) for name in from_the_head(twin, images[:1])]
     # A parent with weights of its own (class tokens) starts before its children but ends after them.
@@ -323,7 +324,7 @@ def _shifted_copy(model: Model, images: Tensor, shift: float) -> Model:
 def _keeps_prediction(
     model: Model, inputs: Tensor, targets: Any, batch_size: int | None, changed: Tensor
 ) -> Tensor:
-    """ "b" bool: whether the prediction stays, where the explained class alone does not show it."""
+    """ "b" bool: whether the prediction stays, if the explained class alone does not show it."""
     if isinstance(model.head, OneOfMany):  # whose prediction is the class that is explained
         return torch.ones(len(inputs), dtype=torch.bool)
     before, after = (all_logits(model, given, batch_size) for given in (inputs, changed))

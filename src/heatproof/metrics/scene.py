@@ -1,4 +1,4 @@
-"""What a run passes to a metric: the context of a batch, of a checkpoint, or a pool of images."""
+"""Inputs that a run passes to metrics: the context of a batch or a checkpoint, or a pool of images."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ Change = Callable[[Maps], Maps]
 
 @dataclass(frozen=True)
 class BatchContext:
-    """One batch: its pictures, what is known about them, and their maps by every method."""
+    """One batch: its images, labels and annotations, and their maps by every method."""
 
     model: Model
     batch: Batch
-    maps: Mapping[str, Maps]  # as the store gives them back
+    maps: Mapping[str, Maps]  # as read back from the store
     targets: Tensor  # "b", the explained classes
     layer: Any = None
     seed: int = 0
     passed: Callable[[int], object] | None = None
-    then: Change | None = None  # what the store did to the maps
+    then: Change | None = None  # rounding of the store, to apply to control maps too
     caches: dict[Any, dict[Any, Any]] = field(default_factory=dict, repr=False)
 
     def cache(self, *key: str) -> dict[Any, Any]:
-        """Results that metrics of this batch share."""
+        """Results shared by the metrics of this batch."""
         return self.caches.setdefault(key, {})
 
     @property
     def classes(self) -> Tensor:
-        """The explained classes as the model takes them; -1, where there is no map, is scored NaN anyway."""
+        """Explained classes as the model takes them; -1, for an image without a map, is scored NaN anyway."""
         return self.targets.clamp(min=0)
 
     @cached_property
     def probabilities(self) -> Tensor:
-        """ "b k", from a pass of its own: the same also for a metric that is added later."""
+        """ "b k", from a separate pass, so that a metric added later gets the same."""
         return self.model.probabilities(self.model.logits(self.batch.images)).cpu()
 
     @property
@@ -52,11 +52,11 @@ class BatchContext:
 
 @dataclass(frozen=True)
 class ImagePool:
-    """A checkpoint's network and pictures, for a metric of the checkpoint that runs it on some of them."""
+    """A checkpoint's network and images, for metrics that run the network on some of them."""
 
     model: Model
     methods: tuple[str, ...]
-    pictures: Callable[[int], Batch]  # at most so many; labels where they are explained
+    pictures: Callable[[int], Batch]  # largest number of images; labels if they are explained
     layer: Any
     passes: Mapping[str, Any]  # options of everything that runs the model
 
@@ -67,12 +67,12 @@ class CheckpointContext:
 
     maps: Any  # of one method, on the run's device; None for a metric that needs none
     labels: Tensor  # "b"
-    probabilities: Tensor  # "b k"; zero where a class's probability was not kept
+    probabilities: Tensor  # "b k"; zero for a class whose probability was not stored
     seed: int
     # Probabilities of the same images at another checkpoint, by its name; zero where there are none.
     at: Callable[[str], Tensor] = lambda name: torch.zeros(0)
-    # Where images may have several findings: thresholds of each, labels and probabilities of all images.
-    # Without maps `labels` is that table; with them, each is a map of one finding of an image, and its label.
+    # For multi-label images: thresholds per label, and labels and probabilities of all images.
+    # Without maps `labels` is that table; with maps, each entry is one label of an image, with its map.
     limits: tuple[float, ...] | None = None
     every: tuple[Tensor, Tensor] | None = None
-    rows: Sequence[int] = ()  # of each map, the image of `every` that it is of
+    rows: Sequence[int] = ()  # index into `every` of each map's image

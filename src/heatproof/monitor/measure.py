@@ -50,7 +50,7 @@ ALL = "all"  # name of the support-weighted score over all classes
 RED = np.array([228.0, 26.0, 28.0])
 STRENGTH = 0.7  # of the colour where a map is highest
 GAP = 4  # pixels between tiles
-MOST_CLASSES = 4  # in the picture
+MOST_CLASSES = 4  # in the image
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def undisturbed(model: Model) -> Iterator[None]:
 
 @contextmanager
 def same_buffers(module: nn.Module) -> Iterator[None]:
-    """Restore the buffers, whatever `forward` does to them."""
+    """Restore the buffers, whatever `forward` changes in them."""
     before = [
         (part, name, buffer, buffer.detach().clone())
         for part in module.modules()
@@ -161,7 +161,7 @@ def same_buffers(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def same_randomness() -> Iterator[None]:
-    """Restore the random states, whatever is drawn inside, also by loggers."""
+    """Restore the random states after the context, including draws by loggers."""
     python, arrays = random.getstate(), np.random.get_state()  # noqa: NPY002  # the state that others use
     try:
         with torch.random.fork_rng(devices=[]):  # those of GPUs: frozen_eval() knows which the model is on

@@ -29,7 +29,7 @@ VERDICT = "heatproof/verdict.json"
 
 
 class EvaluatorHooks:
-    """Explains and judges a model that MLflow evaluates."""
+    """Explain and judge a model that MLflow evaluates."""
 
     name = "heatproof"
 

@@ -45,7 +45,8 @@ from heatproof.verdict.judge import MONITOR, conclude
 from heatproof.verdict.trajectory import Trajectory
 
 KNOWN = {"maps", "model", "images", "labels", "probabilities"}
-FREE = ("model.spec", "run.device", "run.threads")  # known when the model is; no reason to refuse a resume
+# Known once the model is; may change when a run is resumed.
+FREE = ("model.spec", "run.device", "run.threads")
 
 
 class Recorder:
@@ -72,7 +73,7 @@ class Recorder:
             limits = None if isinstance(rule.tau, str) else rule.tau
             config["model"] |= {"head": SEVERAL, "thresholds": limits}  # type: ignore[operator]
         self.manifest = Manifest.collect(config, seed=seed, data=images.hash, classes=images.classes)
-        if (self.path / "run.json").exists():  # refused now, not after the first epoch
+        if (self.path / "run.json").exists():  # checked now rather than after the first epoch
             old = RunFolder.open(self.path).manifest
             RunFolder.resume(self.path, replace(self.manifest, models=old.models), free=FREE)
             self.manifest = replace(self.manifest, models=old.models)
@@ -135,10 +136,10 @@ class Recorder:
         return name
 
     def judged(self, say: Callable[[str], object]) -> Verdict | None:
-        """The verdict by the stored tests, which is written to the folder."""
+        """The verdict by the stored tests, also written to the folder."""
         try:
             return conclude(RunFolder.open(self.path))
-        except Exception as error:  # training goes on, and what was measured is good
+        except Exception as error:  # training continues, and the scores are valid
             say(f"there is no verdict: {error}")
             return None
 
@@ -146,7 +147,7 @@ class Recorder:
         self, maker: RowMaker, model: Model, rows: Sequence[int], answers: Answers, measured: Measured,
         unit: PlannedUnit,
     ) -> UnitRows:  # fmt: skip
-        """A unit of the images that were measured: all of them, unless the subset was made smaller."""
+        """A unit of the scored images: all of them, unless the subset was reduced."""
         if unit.kind == "group":
             return unit, list(_group_rows(maker, unit, measured)), {}
         first, last = unit.images

@@ -21,7 +21,7 @@ PICTURE, ALARMS = "heatproof/maps", "heatproof/alarms"
 
 
 class Tracker(Protocol):
-    """What a monitor calls after every step."""
+    """Interface of loggers, which a monitor calls after every step."""
 
     def log(self, report: StepResult) -> None: ...
 

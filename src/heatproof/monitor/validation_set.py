@@ -30,7 +30,7 @@ FEWEST = 2  # images of a class: one has no pair
 
 
 class Explained(NamedTuple):
-    """What is explained: images, or labels of multi-label images, each with its class and its image's row."""
+    """The explained items: images, or labels of images, each with its class and its image's row."""
 
     batch: Batch
     targets: Tensor
@@ -72,7 +72,7 @@ class ValidationSet:
 
     @property
     def occur(self) -> list[int]:
-        """The classes that there are images of."""
+        """Classes that have images."""
         return sorted(set(self.explained.targets.tolist()))
 
     def at_most(self, count: int, seed: int) -> list[int]:
@@ -106,7 +106,7 @@ class ValidationSet:
 
     @property
     def hash(self) -> str:
-        """Changes when an image, a label, a name or a class does."""
+        """Hash of images, labels, names and classes."""
         digest = hashlib.sha256(repr((self.ids, self.labels.tolist(), self.classes)).encode())
         for image in self.images:
             digest.update(image.detach().float().cpu().contiguous().numpy().tobytes())

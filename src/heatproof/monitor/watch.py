@@ -1,4 +1,4 @@
-"""Monitor: per-class consistency of explanations at every epoch, with alarms, training left as it is.
+"""Monitor: consistency of explanations per class at every epoch, with alarms; training is not changed.
 
     monitor = Monitor(images, labels)          # before training; bad input raises here
     monitor.step(model, epoch)                 # after each epoch
@@ -71,7 +71,7 @@ class Monitor:
 
     Args:
         images: model-ready "b c H W", a list of Batch, or a Source or folder of images with the model's
-            `preprocess`. They are held in memory.
+            `preprocess`. They stay in memory.
         labels: "b" classes, if images are a tensor; "b k" of 0 and 1 for multi-label images: each output is
             then the logit of one label.
         methods: as for hp.explain.
@@ -81,7 +81,7 @@ class Monitor:
         class_names: of the classes, in order.
         preprocess: of the model, for a Source or folder.
         out: a run folder to write and to resume; its verdict.json is renewed at each step.
-        metrics: more of each image, for `out`, by name: the one that the verdict rests on, at its cost.
+        metrics: further metrics per image by name, for `out`, such as the one that the verdict needs.
         layer: of CAMs; by default chosen automatically.
         tau: of the gold lists, see hp.metrics.gold_list; of multi-label images also one for each label.
         weights: of the C-Score, see hp.metrics.cscore_by_class.
@@ -247,7 +247,7 @@ class Monitor:
                 try:
                     name = self._recorder.write(wrapped, epoch, self._rows, answers, numbers, norms)
                     verdict = self._recorder.judged(self._warn)
-                except (HeatproofError, OSError) as error:  # the numbers are good all the same
+                except (HeatproofError, OSError) as error:  # the scores are valid anyway
                     self._warn(f"epoch {epoch} is not stored: {error}", str(error))
             for method, count in numbers.unusable.items():
                 if count:
@@ -259,7 +259,7 @@ class Monitor:
             )  # fmt: skip
             alarms, new = self._alarms(replace(state, gradients=norms))
             pictures, heat = example_maps(images, answers)
-        except Exception as error:  # training goes on, whatever it is
+        except Exception as error:  # no error of a monitor may end a training
             problem = str(error) or type(error).__name__
             self._warn(f"epoch {epoch} was not measured: {problem}", problem)
             return replace(result, seconds=time.perf_counter() - started, problem=problem)
@@ -349,7 +349,7 @@ class Monitor:
             self._warn(f"a step takes {limit} also with {had} images, the fewest possible")
 
     def _warn(self, text: str, about: str = "") -> None:
-        """Log a line, once for each text, or for each thing it is about."""
+        """Log a line, once for each text or subject."""
         if (about or text) not in self._warned:
             self._warned.add(about or text)
             log.warning("%s", text)
@@ -378,7 +378,7 @@ def in_all_processes(work: Callable[[], T], by_first: bool = False) -> T:
     if not by_first or leads():
         try:
             value = work()
-        except Exception as raised:  # raised below, once the others know
+        except Exception as raised:  # raised below, after the other processes were informed
             error = raised
     # The error itself may not be picklable.
     text = None if error is None else (isinstance(error, AlarmRaised), str(error) or type(error).__name__)

@@ -1,1 +1,1 @@
-"""What people look at: pictures, tables and pages made from maps and scores."""
+"""Reports: images, tables and pages made from maps and scores."""

@@ -260,7 +260,7 @@ def read_side(run: str | Path | RunFolder) -> RunSide:
 
 
 def _split(text: str) -> tuple[str, list[str]]:
-    """The longest beginning that is a path, and the words after it."""
+    """Split into the longest prefix that is a path, and the words after it."""
     words = text.split("@")
     for end in range(len(words) - 1, 0, -1):
         if Path(path := "@".join(words[:end])).exists():
@@ -411,7 +411,7 @@ def _charts(differences: Sequence[Difference]) -> Panels | None:
 
 
 def _table(differences: Sequence[Difference], side: RunSide) -> Grid | None:
-    """Every value of both sides, what surely changed first."""
+    """All values of both sides, sure changes first."""
     rows = []
     for d in sorted(differences, key=lambda d: ORDER.index(d.answer)):
         interval = "no interval" if math.isnan(d.low) else f"{number(d.low)} to {number(d.high)}"

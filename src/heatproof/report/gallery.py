@@ -1,4 +1,4 @@
-"""Images chosen for a page, with the data that its script needs to lay any method's map over them.
+"""Images selected for a page, with the data that its script needs to draw any method's map over them.
 
     best, worst    highest and lowest mean over methods of the headline metric, negated if lower is better
     disputed       lowest mean rank correlation between the methods' maps at 32 x 32, floors left out; in runs
@@ -210,7 +210,7 @@ def volume_axes(images: Mapping[str, Any]) -> Sequence[str]:
 
 
 def choose(data: RunData, agreement: np.ndarray, most: int) -> dict[str, list[int]]:
-    """Places of the images of each group, the most extreme first; no image is both best and worst."""
+    """Indices of the images of each group, the most extreme first; no image is both best and worst."""
     each, merit = max(1, most // len(GROUPS)), merits(data)
     ranked = [int(i) for i in np.argsort(-merit, kind="stable") if math.isfinite(merit[i])]
     half = (len(ranked) + 1) // 2
@@ -222,8 +222,7 @@ def choose(data: RunData, agreement: np.ndarray, most: int) -> dict[str, list[in
 
 
 def merits(data: RunData, methods: Sequence[str] = ()) -> np.ndarray:
-    """ "n": mean over methods (all but floors by default) of the headline metric, signed so that higher is
-    better."""
+    """ "n": mean of the headline metric over methods (default: no floors), negated if lower is better."""
     name = data.headline.name if data.headline else ""
     known = [data.images.scores[name, m] for m in methods or data.real if (name, m) in data.images.scores]
     if data.headline is None or not known:
@@ -392,7 +391,7 @@ def front_images(data: RunData, verdict: Verdict, linked: bool = False) -> Front
 
 
 def choose_front(data: RunData, method: str, most: int = MOST_FRONT) -> list[int]:
-    """Places of the images: evenly from best to worst, then wrong predictions by falling confidence."""
+    """Indices of the images: evenly from best to worst, then wrong predictions by falling confidence."""
     images, stored, merit = data.images, data.folder.pictures(), merits(data, [method])
     known = data.folder.maps().known(data.checkpoint, method, images.ids)
     usable = [i for i, has_map in enumerate(known) if has_map and stored.path(images.ids[i]) is not None]

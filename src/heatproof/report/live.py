@@ -1,4 +1,4 @@
-"""A run folder while it grows: snapshots of what is finished, each read once for all requests.
+"""A run folder while it grows: snapshots of finished units, each read once for all requests.
 
 A snapshot is the set of parts that exist at one moment; its queries see these parts and no later one, so that
 numbers on one page belong together. A new snapshot is taken when there are new parts, but no sooner than five
@@ -114,7 +114,7 @@ class Live:
         self._look_again, self._reading = 0.0, 0.0  # when, and the seconds that reading took
 
     def warm(self) -> None:
-        """Read what the page will request first."""
+        """Read in advance what the page requests first."""
         with contextlib.suppress(HeatproofError):  # raised again by the request
             self.report(self.data())
 
@@ -224,7 +224,7 @@ def key_of(image: str) -> str:
 
 @dataclass(frozen=True)
 class ImageQuery:
-    """Which images, in which order."""
+    """Filter and order of images."""
 
     method: str
     label: int | None = None
@@ -261,7 +261,7 @@ def _integer(key: str, text: str) -> int:
 
 
 def places(data: RunData, query: ImageQuery) -> np.ndarray:
-    """Places of the chosen images among all images, in the chosen order."""
+    """Indices of the selected images among all images, in the selected order."""
     images = data.images
     chosen = np.ones(len(images.ids), dtype=bool)
     if query.label is not None:

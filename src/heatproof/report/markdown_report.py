@@ -36,7 +36,7 @@ class MarkdownReport:
         self, template: str, tables: Iterable[Table | None] = (),
         figures: Mapping[str, AbstractContextManager[Any]] | None = None, **content: Any,
     ) -> Path:  # fmt: skip
-        """Fill a template and write it as summary.md, whole or not at all.
+        """Fill a template and write it as summary.md, completely or not at all.
 
         In the template, table("name") and figure("name", "caption") write the files of a table or figure and
         insert it, or nothing if it is not given.

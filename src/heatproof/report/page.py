@@ -47,7 +47,7 @@ NO_METHOD = "Do not show these maps as reasons for predictions: no method follow
 
 @dataclass(frozen=True)
 class Step:
-    """Something to do, and the command that does it if there is one."""
+    """An action for the user, with its command if there is one."""
 
     text: str
     command: str = ""
@@ -55,7 +55,7 @@ class Step:
 
 @dataclass(frozen=True)
 class ReportPage:
-    """The content of a page: the verdict, then sections, some of which only say why they are empty."""
+    """The content of a page: the verdict, then sections, or the reasons why sections are empty."""
 
     data: RunData
     verdict: Verdict
@@ -179,7 +179,7 @@ def render(
     more: Sequence[Section] = (),
     front: FrontImages | None = None,
 ) -> str:
-    """The page as text. pictures: of the gallery. front: those at the top."""
+    """The page as HTML. pictures: data of the gallery. front: images at the top."""
     title, script = "Images", asset("page.js")
     if pictures and pictures["images"]:
         counts = {"shown": len(pictures["images"]), "total": len(data.images.ids)}
@@ -265,7 +265,7 @@ def advice(verdict: Verdict) -> str:
 
 
 def next_steps(verdict: Verdict) -> list[Step]:
-    """What to do, in this order: obstacles to a verdict, the maps, the network, the training."""
+    """Actions for the user, in this order: obstacles to a verdict, the maps, the network, the training."""
     return list(_steps(verdict))
 
 

@@ -63,7 +63,7 @@ def panel(
 def sheet(
     rows: Sequence[Sequence[Tile]], *, heading: str = "", cmap: str | None = None, side: int = SMALLEST_TILE
 ) -> Image.Image:
-    """Rows of tiles, each cell as large as the largest picture; small ones are enlarged to about `side`."""
+    """Rows of tiles, each cell as large as the largest image; small ones are enlarged to about `side`."""
     if not rows or not all(rows):
         raise InputError("a panel needs at least one tile in every row")
     pictures = [[_enlarged(tile.picture, side) for tile in row] for row in rows]

@@ -4,7 +4,7 @@ A piece is data; the template named after its class turns it into HTML. Template
 `templates` of their package and escape whatever they print; only those of Markdown (.md) do not. Text from
 outside (names of files, classes, methods, checkpoints) is also put into <bdi>, so that it cannot change the
 direction of the text around it. Charts need no script; they have a title and a description for screen
-readers, and take their colours from the style sheet. What a colour says is also said by a dash, a shape or a
+readers, and take their colours from the style sheet. Every colour is accompanied by a dash, a shape or a
 word.
 """
 
@@ -64,7 +64,7 @@ def output_path(path: str | Path) -> Path:
 
 
 class Piece:
-    """A part of a page; its template knows it as `this`."""
+    """A part of a page; `this` in its template."""
 
     def __html__(self) -> str:
         return fill(type(self).__name__.lower(), {"this": self})
@@ -72,7 +72,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Section(Piece):
-    """A part of the page with an anchor, rendered by the template of that name; or why it is left out."""
+    """A part of the page with an anchor, rendered by its template; or the reason why it is left out."""
 
     id: str
     title: str

@@ -1,4 +1,4 @@
-"""Sections of the report, from the data of a run; a section without content says why it is empty.
+"""Sections of the report, from the data of a run; an empty section gives its reason.
 
 Families of metrics fill tables of at most six columns, so that no table is wider than a page; a longer family
 is split into tables of about the same size. The strip in a cell runs from the least to the largest number of
@@ -251,7 +251,8 @@ def _consistency(data: RunData, of: Measure) -> dict[str, Any]:
 
 
 def _images(counts: Sequence[int | None]) -> str:
-    """
+    """Clause with the numbers of images.
+
     >>> _images([30, 28, None]), _images([30, 30]), _images([])
     (', n = 28 to 30', ', n = 30', '')
     """
@@ -338,7 +339,7 @@ def between_metrics(data: RunData) -> ShadedTable | None:
 
 
 def made(data: RunData) -> Section:
-    """Command, versions, settings, weights: what is needed to repeat the run."""
+    """Provenance: command, versions, settings and weights needed to repeat the run."""
     manifest, git, count = data.manifest, data.manifest.git or {}, len(data.broken)
     weights = [
         [named(checkpoint), Markup("<code>{}</code>").format(digest)]

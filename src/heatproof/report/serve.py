@@ -3,7 +3,7 @@
     /                 the page               /state     how much there is
     /report           verdict and sections   /choices   options of the page
     /images, /image   records                /maps      maps as bytes
-    /picture/KEY      one picture            /rows.csv  the chosen images
+    /picture/KEY      one image              /rows.csv  the chosen images
 
 Nothing can be written and no file can be named: addresses are the ones above, images have a hash of their
 name, and models, checkpoints and methods must be among those in the rows. Requests whose Host is an unknown
@@ -56,7 +56,7 @@ HEADERS = {
 }
 NO_TOKEN = "This page needs its token: open the address that heatproof serve printed."
 TRIED = 50  # ports after the wanted one
-CONNECTIONS = 64  # at a time, each in its thread; more are sent away
+CONNECTIONS = 64  # simultaneous connections, each in its thread; more are refused
 PATIENCE = 20.0  # seconds for a request to come, whole, and again for its answer to be taken
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\nRetry-After: 5\r\n\r\n"
 

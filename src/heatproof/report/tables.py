@@ -1,4 +1,4 @@
-"""Tables a study prints: one object, written as Markdown, CSV, LaTeX or on the terminal.
+"""Tables of studies, written as Markdown, CSV, LaTeX or on the terminal.
 
 A cell is text, a number, or a `Value`: a mean with its 95 % interval and how many it is the mean of. A column
 knows which way is better, so that the best and the second best are marked the same way everywhere.
@@ -22,7 +22,7 @@ LATEX_ARROWS = {True: r" $\uparrow$", False: r" $\downarrow$", None: ""}
 
 @dataclass(frozen=True)
 class Value:
-    """A number with what is known about its certainty."""
+    """A number with its interval and count."""
 
     value: float
     interval: tuple[float, float] | None = None  # 95 %
@@ -77,7 +77,7 @@ class Table:
         return cell_text(self.rows[i][j], self.columns[j].form, interval)
 
     def markdown(self) -> str:
-        """As GitHub shows it."""
+        """The table in GitHub's Markdown."""
         head = [f"{c.name} {ARROWS[c.higher_is_better]}".strip() for c in self.columns]
         rule = ["---" if self._left(j) else "---:" for j in range(len(head))]
         rows = self._texts(("%s", "**%s**", "*%s*"), lambda text: text.replace("|", "\\|"))
@@ -85,7 +85,7 @@ class Table:
         return f"**{self.title}**\n\n{body}\n" + (f"\n{self.note}\n" if self.note else "")
 
     def csv(self) -> str:
-        """Bare numbers; an interval and a count get columns of their own."""
+        """The table as CSV; an interval and a count get columns of their own."""
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         wide = [any(isinstance(row[j], Value) for row in self.rows) for j in range(len(self.columns))]
@@ -143,7 +143,7 @@ def number(cell: Cell) -> float:
 
 
 def cell_text(cell: Cell, form: str = ".3f", interval: bool = True) -> str:
-    """A cell as people read it.
+    """A cell as text.
 
     >>> cell_text(Value(0.5, (0.25, 0.75), 9)), cell_text(float("nan")), cell_text(7, "d")
     ('0.500 [0.250, 0.750]', '–', '7')

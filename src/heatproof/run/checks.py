@@ -1,9 +1,9 @@
-"""Checks of a study before work starts, and what can be computed for it.
+"""Checks of a study before work starts, and the metrics that can be computed for it.
 
 The network is built once, each checkpoint is loaded into it once, and a blank image goes through it, so that
-a weight file that does not fit, a layer it lacks or a label it has no class for is reported at once.
+a weight file that does not fit, a missing layer or a label without a class is reported immediately.
 
-preprocessing   contradicted by the native size of the images or by what the network declares: a warning
+preprocessing   contradicts the native size of the images or what the network declares: a warning
 classes         in another order than the labels suggest: a warning (metrics/classifier.py)
 accuracy        far from the expected one: an error. Far: outside the 99 % interval of the measured
                 accuracy (Clopper-Pearson, up to 256 images) by more than 0.05
@@ -59,7 +59,7 @@ REMEDY = "name what it was trained with: --size, --resize, --mean and --std, or 
 
 
 def check_study(opened: ResolvedStudy) -> dict[str, str]:
-    """Raise InputError for what cannot work; returns the hash of each checkpoint's weights."""
+    """Raise InputError if the study cannot be run; return the hash of each checkpoint's weights."""
     study = opened.study
     with at("images"):
         source = opened.source
@@ -71,6 +71,8 @@ def check_study(opened: ResolvedStudy) -> dict[str, str]:
         checkpoints = opened.checkpoints
         for checkpoint in checkpoints:
             model = opened.model(checkpoint.name)
+            # Every checkpoint is loaded before work starts: a file that does not fit would else fail after
+            # hours.
             opened.hashes[checkpoint.name] = weights_hash(checkpoint, model)
     compared = [request.text for request in opened.metrics if request.entry.compares_checkpoints]
     if len(checkpoints) < 2 and compared:
@@ -101,7 +103,7 @@ def check_study(opened: ResolvedStudy) -> dict[str, str]:
 
 
 def check_classes(opened: ResolvedStudy, model: Model) -> int:
-    """The number of the model's classes; where labels are used, those of the images must be among them."""
+    """Number of the model's classes; labels that are used must be among them."""
     with at("model"):
         with refusal_in_a_sentence(model, model.preprocess.blank):
             count = max(2, model.logits(model.preprocess.blank).shape[1])
@@ -127,7 +129,7 @@ def check_classes(opened: ResolvedStudy, model: Model) -> int:
 
 
 def _noise(preprocess: Preprocess) -> Tensor:
-    """Two model-ready images of noise: blank ones would hide noise that a network multiplies with."""
+    """Two model-ready images of noise; blank ones would hide noise that a network multiplies with them."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(2, preprocess.channels, *preprocess.size, generator=generator)
 
@@ -159,7 +161,7 @@ def check_truth(requests: Sequence[MetricRequest], source: Source, targets: str 
 
 
 def _check_label_kind(source: Source, is_multilabel: bool, meaning: str) -> None:
-    """Images and network must agree on whether there may be several labels."""
+    """Raise InputError if only one of images and network is multi-label."""
     if source.is_multilabel and not is_multilabel:
         raise InputError(
             f"the images are multi-label, but the network's output is read as {meaning}; set "
@@ -190,10 +192,10 @@ def _check_multilabel_metrics(requests: Sequence[MetricRequest], targets: str | 
 def match_labels_to_model(
     source: Source, model: Model, count: int, vouched: bool, unused: bool
 ) -> Renamed | None:
-    """How labels become the classes of a model that has `count`; None where they are these already.
+    """Mapping from labels to the classes of a model that has `count`; None if they are the same.
 
-    vouched: the study lists the model's classes. unused: nothing reads labels. A network that knows other
-    classes is then neither right nor wrong about them, so no row may hold them.
+    vouched: the study lists the model's classes. unused: nothing reads labels. Labels of other classes are
+    then left out of the rows, since the network is neither right nor wrong about them.
     """
     if unused and source.is_multilabel:
         return None
@@ -216,7 +218,7 @@ def match_labels_to_model(
 
 
 def _check_metrics(requests: Sequence[MetricRequest], model: Model) -> None:
-    """Refuse what needs weights, gradients, classes or 2-D images where there are none."""
+    """Raise InputError for metrics that need weights, gradients, classes or 2D images if there are none."""
     if len(model.preprocess.size) > 2:
         for request in requests:
             check_volumes(request.entry)
@@ -229,14 +231,14 @@ def _check_metrics(requests: Sequence[MetricRequest], model: Model) -> None:
 
 
 def check_head(requests: Sequence[MetricRequest], head: Head) -> None:
-    """Refuse metrics of probabilities, or of whether the class changed, where the head has no classes."""
+    """Raise InputError for metrics of probabilities or classes if the head has no classes."""
     for request in requests:
         if "probabilities" in request.entry.needs or request.entry.compares_checkpoints:
             head.need_classes(request.text)
 
 
 def _check_methods(opened: ResolvedStudy, model: Model) -> None:
-    """Refuse files that are not there or do not fit, and what looks inside a network that is a function."""
+    """Raise InputError for files that are missing or do not fit, and methods that a function cannot run."""
     calls = read_methods(opened.study.methods)
     check_insides(model, calls)
     for call in calls:
@@ -258,7 +260,7 @@ def _check_methods(opened: ResolvedStudy, model: Model) -> None:
 
 
 def method_hashes(opened: ResolvedStudy) -> dict[str, str]:
-    """Hashes of the files behind the methods that a study brings: maps, or code with all that it imports."""
+    """Hashes of the files of methods that a study brings: maps, or code with everything it imports."""
     hashes = {}
     for call in read_methods(opened.study.methods):
         if isinstance(call.entry, Stored):
@@ -271,7 +273,7 @@ def method_hashes(opened: ResolvedStudy) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class MetricAvailability:
-    """Which metrics a run can compute for these images and this network, and why not the others.
+    """Which metrics a run can compute for these images and this network, with reasons for the others.
 
     Args:
         opened: the study, with its images.
@@ -288,7 +290,7 @@ class MetricAvailability:
     function: bool = False
 
     def why_not(self, text: str) -> str:
-        """Half a sentence: why a metric, or a bundle, cannot be computed; "" where it can."""
+        """Clause that explains why a metric, or a family, cannot be computed; "" if it can."""
         try:
             requests = read_metrics([text])
             if not self.labels and any("labels" in r.entry.needs and r.group for r in requests):
@@ -314,13 +316,13 @@ class MetricAvailability:
         return ""
 
     def all(self) -> dict[str, str]:
-        """Every registered metric that a run may name, and why not."""
+        """All registered metrics that a run may name, each with the reason against it or ""."""
         names = [entry.name for entry in metrics.as_registered() if in_a_run(entry.name)]
         return {name: self.why_not(name) for name in names}
 
 
 def _short(sentence: str) -> str:
-    """What is missing, out of the sentence that refuses it.
+    """The missing input, extracted from the error message.
 
     >>> _short("metrics: localise needs boxes or masks, but the images have none; leave it out")
     'it needs boxes or masks, but the images have none'
@@ -330,7 +332,7 @@ def _short(sentence: str) -> str:
 
 
 class Answers(NamedTuple):
-    """Labels and answers of some images."""
+    """Labels and predictions of some images."""
 
     truth: np.ndarray  # "n k" bool
     probabilities: np.ndarray  # "n k"
@@ -350,7 +352,7 @@ class Answers(NamedTuple):
 
 
 def first_answers(opened: ResolvedStudy, most: int = MOST) -> Answers | None:
-    """Answers of the last checkpoint for images in the proportions of their classes; None without labels."""
+    """Predictions of the last checkpoint for a stratified sample of images; None without labels."""
     source, model = opened.source, opened.model(opened.checkpoints[-1].name)
     if not opened.predicts_classes or not any(sample.stated for sample in source.samples):
         return None
@@ -387,6 +389,8 @@ def check_accuracy(opened: ResolvedStudy, expected: float | None) -> None:
             "expect_accuracy needs images with one label each, out of the network's classes; leave it out"
         )
     right, n = answers.right, len(answers.truth)
+    # A wide interval and a margin: the check is for wrong preprocessing or class order, not for small
+    # differences.
     low, high = binomtest(right, n).proportion_ci(CONFIDENCE)
     if low - MARGIN <= expected <= high + MARGIN:
         return
@@ -408,7 +412,7 @@ def order_warning(opened: ResolvedStudy, answers: Answers | None) -> list[str]:
 
 
 def input_warnings(model: Model, files: Iterable[object], given: Collection[str], own: bool) -> Iterator[str]:
-    """What contradicts the preprocessing, one sentence each.
+    """Contradictions to the preprocessing, one sentence each.
 
     files: image files; others are ignored. given: parts of the preprocessing that the user set. own: whether
     the weights come with their preprocessing, as a library's pretrained ones do.
@@ -443,7 +447,7 @@ def input_warnings(model: Model, files: Iterable[object], given: Collection[str]
 
 
 def native_size(files: Iterable[object]) -> Size | None:
-    """Width and height of the first image files if all have the same, from their headers."""
+    """Width and height of the first image files from their headers, if they are all equal."""
     sizes: set[Size] = set()
     paths = [file for file in files if isinstance(file, Path)][:HEADERS]
     for path in paths:
@@ -459,7 +463,7 @@ def _pretrained_config(module: nn.Module) -> dict[str, tuple[float, ...]]:
 
 
 def _declared_sizes(module: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Height and width that the network was made for, by what says so."""
+    """Height and width that the network declares, by the source of the declaration."""
     patches = next((part for part in module.modules() if isinstance(part, CONVOLUTIONS)), None)
     for name, weight in module.named_parameters():
         if not name.removesuffix(".weight").endswith(POSITIONS) or patches is None:

@@ -5,7 +5,7 @@
     [run]         seed, batch_size, targets, device, precision, threads, workers, inputs_per_pass, out, ...
     [model]       spec, checkpoints, random_init, pretrained, num_classes, layer, head, thresholds, ...
     [images]      kind, path, filters (limit, classes, single_object, box_share, ...), options of the kind
-    [preprocess]  size, resize, mean, std, interpolation, where the model's own are not wanted
+    [preprocess]  size, resize, mean, std, interpolation, instead of the model's own
 
 Paths are relative to the file. An unknown key or a wrong type is one sentence with the key's path. What is
 wrong only in combination (a metric that needs boxes, a layer the model lacks) is checked by checks.py.
@@ -41,24 +41,24 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 
 
 class RunTable(Struct, frozen=True, forbid_unknown_fields=True):
-    """How to compute."""
+    """[run]: how to compute."""
 
     seed: int = 0
     batch_size: Count = 32  # images per unit
-    targets: str | None = None  # the class to explain, "label" or "predicted"; where None: the label, if any
-    device: str | None = None  # where None: a GPU where there is one; kept for the life of the run
-    precision: str | None = None  # fp32, tf32 or bf16; where None: as torch is set, kept likewise
-    threads: Count | None = None  # of torch; where None: OMP_NUM_THREADS or one per CPU, kept likewise
-    workers: Annotated[int, Meta(ge=0)] | None = None  # threads that decode pictures; changes no number
-    inputs_per_pass: Count | None = None  # of the network; where None: what is fastest, kept likewise
-    out: str | None = None  # the run folder, where the command line names none
-    expect_accuracy: Share | None = None  # stop before work starts where the measured one is far off
-    pictures: bool = True  # keep a small copy of every picture in the run folder, for the report
-    both_classes: bool = False  # of wrong answers, keep maps of the answer too, for the report
+    targets: str | None = None  # the class to explain, "label" or "predicted"; default: the label, if any
+    device: str | None = None  # default: a GPU if there is one; fixed for the run
+    precision: str | None = None  # fp32, tf32 or bf16; default: torch's setting, fixed for the run
+    threads: Count | None = None  # of torch; default: OMP_NUM_THREADS or one per CPU, fixed for the run
+    workers: Annotated[int, Meta(ge=0)] | None = None  # threads that decode images; changes no number
+    inputs_per_pass: Count | None = None  # of the network; default: the fastest number, fixed for the run
+    out: str | None = None  # the run folder, if the command line names none
+    expect_accuracy: Share | None = None  # stop before work starts if the measured accuracy is far off
+    pictures: bool = True  # store a small copy of every image in the run folder, for the report
+    both_classes: bool = False  # also store maps of the predicted class for wrong predictions, for the report
 
 
 class ModelTable(Struct, frozen=True, forbid_unknown_fields=True):
-    """Which network, with which weights."""
+    """[model]: the network and its weights."""
 
     spec: str
     checkpoints: str | list[str] = []  # files, or patterns such as "epochs/*.pt"
@@ -66,18 +66,22 @@ class ModelTable(Struct, frozen=True, forbid_unknown_fields=True):
     pretrained: bool = False  # also the library's weights, as checkpoint "pretrained"
     num_classes: Count | None = None
     layer: str | list[str] | None = None
-    name: str | None = None  # in the rows; the spec where None
+    name: str | None = None  # in the rows; default: the spec
     allow_pickle: bool = False
-    prefix: str | None = None  # of the weights to take from checkpoints that hold several networks
-    head: str | None = None  # what its output is, such as "multilabel"; found by itself where None
-    thresholds: float | list[float] | dict[str, float] | None = None  # of several findings: one, or one each
-    tolerance: float | None = None  # of a regression: by how much a value may move and be the same
+    prefix: str | None = None  # of the names of weights, for checkpoints of several networks
+    head: str | None = None  # what its output is, such as "multilabel"; default: determined automatically
+    thresholds: float | list[float] | dict[str, float] | None = (
+        None  # of a multi-label network: one for all labels, or one each
+    )
+    tolerance: float | None = (
+        None  # of a regression: change of a value that still counts as the same prediction
+    )
     references: str | None = None  # of an embedding: a .npy file of vectors to be similar to
     options: dict[str, Any] = {}  # for the library's own builder
 
 
 class ImagesTable(Struct, frozen=True, forbid_unknown_fields=True):
-    """Which pictures."""
+    """[images]: the images and their filters."""
 
     kind: str
     path: str
@@ -86,13 +90,13 @@ class ImagesTable(Struct, frozen=True, forbid_unknown_fields=True):
     single_object: bool = False
     box_share: tuple[Share, Share] | None = None
     stratified: bool = True
-    growing: bool = False  # in random order, so that a higher limit goes on with the run
+    growing: bool = False  # random order, so that a higher limit extends the run
     seed: int = 0
     options: dict[str, Any] = {}
 
 
 class PreprocessTable(Struct, frozen=True, forbid_unknown_fields=True):
-    """What replaces parts of the model's own preprocessing."""
+    """[preprocess]: replacements for parts of the model's own preprocessing."""
 
     size: Annotated[list[Count], Meta(min_length=2, max_length=3)] | None = (
         None  # with depth first of volumes
@@ -130,7 +134,7 @@ CHOICES = {
 
 
 def read_study(path: str | Path) -> Study:
-    """The study in a TOML file."""
+    """Read a study from a TOML file."""
     path = Path(path)
     try:
         with path.open("rb") as file:
@@ -150,7 +154,7 @@ def read_study(path: str | Path) -> Study:
 
 
 def study_from(content: Mapping[str, Any]) -> Study:
-    """The study in a dict of the same form."""
+    """Read a study from a dict of the same form."""
     _refuse_unknown(content, Study, "")
     for name, kind in TABLES.items():
         table = content.get(name, {})
@@ -170,7 +174,7 @@ def study_from(content: Mapping[str, Any]) -> Study:
 
 
 def as_config(study: Study) -> dict[str, Any]:
-    """Plain dicts and lists, every default filled in, for the manifest."""
+    """Convert a study to plain dicts and lists, with all defaults, for the manifest."""
     config: dict[str, Any] = msgspec.to_builtins(study)
     return config
 
@@ -229,7 +233,7 @@ def _plain(message: str) -> str:
 
 
 def check_files(study: Study, folder: Path) -> None:
-    """Refuse a study that names unknown methods or metrics, or files that are not in its folder."""
+    """Raise an error for unknown methods or metrics, or files that are missing in the study's folder."""
     images = study.images
     with at("methods"):
         check_methods(study.methods)
@@ -246,7 +250,7 @@ def check_files(study: Study, folder: Path) -> None:
 
 
 def check_network(spec: str, checkpoints: Sequence[str | Path], folder: Path | None = None) -> None:
-    """Refuse a network's file or weights that are not there."""
+    """Raise InputError if a network's file or weights do not exist."""
     folder = folder or Path.cwd()
     placed = placed_spec(spec, folder)
     file = placed if placed.endswith(KERAS_FILES) else placed.rpartition(":")[0]
@@ -257,7 +261,7 @@ def check_network(spec: str, checkpoints: Sequence[str | Path], folder: Path | N
 
 
 def checkpoint_files(text: str, folder: Path) -> list[Path]:
-    """The files of a name or a pattern, in the order of their names."""
+    """Files of a name or a pattern, sorted by name."""
     path = Path(os.path.normpath(folder / Path(text).expanduser()))
     if path.exists() or not glob.has_magic(text):
         matches = [path]
@@ -273,7 +277,7 @@ def listed(checkpoints: str | list[str]) -> list[str]:
 
 
 def check_images(table: ImagesTable) -> None:
-    """Refuse options that images of this kind do not have."""
+    """Raise InputError for options that images of this kind do not have."""
     from heatproof.images import SOURCES, source_options  # which imports torch
 
     known = source_options(table.kind)
@@ -307,7 +311,7 @@ def open_images(table: ImagesTable, folder: Path) -> Source:
 
 @contextmanager
 def at(place: str) -> Iterator[None]:
-    """Put the key before the error that its value raises."""
+    """Prefix errors raised in the context with the key of the value."""
     try:
         yield
     except HeatproofError as error:

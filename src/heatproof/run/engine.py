@@ -1,4 +1,4 @@
-"""A run from start to end: open the study and its folder, plan, have an engine compute the units.
+"""A run from start to end: open the study and its folder, plan, and let an engine compute the units.
 
 The numbers depend on neither engine, shards nor workers: a unit is one batch, decoded, explained and scored
 separately, with the number of torch threads the run began with. (On a CPU the order in which torch adds up
@@ -91,16 +91,18 @@ def prepare(
     study: StudySource, out: str | Path | None = None, trust_mtime: bool = False,
     say: Say = lambda text: None, network: Model | None = None, expect_accuracy: float | None = None,
 ) -> Prepared:  # fmt: skip
-    """Check everything that can be checked before work starts; nothing is written. Args: see run_study."""
+    """Check everything that can be checked before work starts, without writing. Args: see run_study."""
     opened = open_study(study, network)
     chosen, name = opened.study.run.out, Path(study).stem if isinstance(study, str | Path) else "study"
     path = Path(out or (os.path.normpath(opened.folder / chosen) if chosen else Path("runs") / name))
     begun = RunFolder.open(path).manifest if (path / "run.json").exists() else None
+    # Settings that affect the last bits are fixed by the first start, so that a resumed run gets equal rows.
     resolve_defaults(opened, begun)
     with enough_memory(opened.study.run.batch_size):
         hashes = check_study(opened)
         expected = opened.study.run.expect_accuracy if expect_accuracy is None else expect_accuracy
         check_accuracy(opened, expected)
+    # Measured once and recorded: another batch size would change the last bits of later rows.
     if begun is None and opened.inputs_per_pass is None:
         with fixed_threads(opened.threads):
             model = opened.model(opened.checkpoints[-1].name)
@@ -112,6 +114,7 @@ def prepare(
     by_mtime = begun.pictures.startswith(BY_MTIME) if begun and begun.pictures else trust_mtime
     if begun is None and len(opened.source) >= MANY and not by_mtime:
         say(f"reading {counted(len(opened.source), 'image')} to identify them by content")
+    # Contents, not paths, identify images, so that a run can move to another machine.
     opened.origin = Origin.of(opened.source, path, by_mtime)
     manifest = Manifest.collect(
         opened.config,
@@ -130,7 +133,7 @@ def prepare(
 
 
 def resolve_defaults(opened: ResolvedStudy, manifest: Manifest | None) -> None:
-    """Set device, threads, precision: of the study, else of the run that began, else of this machine."""
+    """Set device, threads, precision: from the study, else from the started run, else from this machine."""
     begun, settings = manifest.config.get("run", {}) if manifest else {}, opened.study.run
     opened.device = best_device(settings.device or begun.get("device"))
     opened.threads = settings.threads or begun.get("threads") or usual_threads()
@@ -153,20 +156,20 @@ def run_study(
     network: Model | None = None,
     expect_accuracy: float | None = None,
 ) -> Result:
-    """Run a study, or go on with it: units that are done are left alone.
+    """Run a study, or resume it: finished units are not computed again.
 
     Args:
         study: a TOML file, a dict of the same form, or a resolved study, whose loaded network is used.
-        out: the run folder; run.out of the study, or runs/NAME, where None.
+        out: the run folder; default: run.out of the study, or runs/NAME.
         engine: "local" or "ray".
         shard: which of how many; each takes every n-th block, and the last to finish adds the group metrics.
         fail_fast: stop at the first image that cannot be read, instead of reporting it as a row.
-        progress: shows how far it is.
-        retry_broken: read images again that could not be read; their files may have changed meanwhile.
-        trust_mtime: in a new run, sizes and times of files stand for their contents.
+        progress: displays progress.
+        retry_broken: read images again that could not be read; their files may have changed since.
+        trust_mtime: in a new run, identify images by size and modification time instead of their contents.
         profiler: that of an open `profiling()`.
         network: used instead of the one that the study names; for the local engine.
-        expect_accuracy: stop before work starts where the measured accuracy is far off (run/checks.py).
+        expect_accuracy: stop before work starts if the measured accuracy is far off (run/checks.py).
     """
     if engine not in ENGINES:
         raise InputError(f"there is no engine {engine!r}; {did_you_mean(engine, ENGINES)}")
@@ -186,7 +189,7 @@ def run_study(
     )  # fmt: skip
     if opened.origin:
         opened.origin.remember(folder.path)
-    # Of several processes that begin a run together, the first one's measurement counts.
+    # Of several processes that start a run together, the first to write run.json decides.
     begun = folder.manifest.config["run"].get("inputs_per_pass")
     opened.set_inputs_per_pass(opened.study.run.inputs_per_pass or begun)
     plan = make_plan(folder.manifest, len(opened.source), pictures)
@@ -195,6 +198,7 @@ def run_study(
             progress.say(line)
     hashes = {unit.hash for unit in plan.units}
     superseded = superseded_units(folder, plan, pictures)
+    # Recorded before any work: whether a run is complete is decided by the plan, not by what exists.
     folder.plan([unit.hash for unit in plan.units], len(opened.source), plan.checkpoints(), superseded)
     stopped = False
     try:
@@ -207,6 +211,8 @@ def run_study(
             done = folder.done()
             blocks = plan.shard(*shard)
             own = {unit.hash for block in blocks for unit in block}
+            # A crash or a deleted file leaves units with a seal but without all files; they are computed
+            # again.
             drop_incomplete_units(folder, own | {unit.hash for unit in plan.groups}, progress.say)
             report_makers(folder, opened.device, progress.say)
             left = [tuple(unit for unit in block if unit.hash not in done) for block in blocks]
@@ -225,7 +231,7 @@ def run_study(
 
 
 class UnitGroup(NamedTuple):
-    """Units that share work, in the order of their computation; `compute` gets those that are missing."""
+    """Units that share work, in order of computation; `compute` gets the missing ones."""
 
     units: Sequence[Unit]
     compute: Callable[[Sequence[Any]], Iterable[UnitRows]]
@@ -239,7 +245,7 @@ def compute_units(
 ) -> None:  # fmt: skip
     """Record the plan, then compute and write every unit that is missing or incomplete.
 
-    For protocols and monitors that compute units themselves. images: of the run; 0 where the rows are not
+    For protocols and monitors that compute units themselves. images: number in the run; 0 if the rows are not
     about every image of a set.
     """
     units = [unit.hash for group in groups for unit in group.units]
@@ -263,7 +269,7 @@ def compute_units(
 
 
 def superseded_units(folder: RunFolder, plan: RunPlan, pictures: Sequence[tuple[str, str]]) -> set[str]:
-    """Units about fewer images than the run has by now: of whole checkpoints, and of a last short block."""
+    """Units over fewer images than the run has now: of whole checkpoints, and the last short block."""
     before = (folder.planned() or {}).get("images", 0)
     if not 0 < before < len(pictures):
         return set()
@@ -286,7 +292,7 @@ def check_written(folder: RunFolder, units: set[str]) -> None:
 
 
 def forget_broken(path: Path, pictures: Sequence[tuple[str, str]]) -> list[str]:
-    """Drop the units with images that could not be read, and all that is about whole checkpoints."""
+    """Drop the units with images that could not be read, and all units over whole checkpoints."""
     if not (path / "run.json").exists():
         return []
     folder = RunFolder.open(path)
@@ -320,7 +326,7 @@ def report_makers(folder: RunFolder, device: str, say: Say) -> None:
 
 @contextmanager
 def enough_memory(batch_size: int) -> Iterator[None]:
-    """Raise ModelError, which has no traceback, if memory runs out."""
+    """Raise ModelError if memory runs out; commands print it without a traceback."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""The cost of a run before it is started: counted from the plan, timed on its first images.
+"""Estimate the cost of a run before it starts: counted from the plan, timed on its first images.
 
 Nothing is run at full length. Repeated passes (samples of LIME, steps of insertion) are cut down to a few,
 and each is raised separately while that is cheap, on one image; then the number of images is. Time and inputs
@@ -39,7 +39,7 @@ Counts = dict[Function, int]  # repetitions by the function that makes them, whi
 def estimate(
     prepared: Prepared, shard: tuple[int, int] = (0, 1), say: Say = lambda text: None
 ) -> Iterator[tuple[str, str]]:
-    """Yield lines of a table: what, and how much. say: called with a line about each trial."""
+    """Yield lines of a table: item and amount. say: called with a line about each trial."""
     manifest, done = _existing(prepared)
     source, study = prepared.opened.source, prepared.opened.study
     plan = make_plan(manifest, len(source), prepared.pictures)
@@ -64,7 +64,7 @@ def estimate(
 
 
 def outline(opened: ResolvedStudy) -> Iterator[tuple[str, str]]:
-    """Yield lines about a study without loading its model: what, and how much."""
+    """Yield lines about a study without loading its model: item and amount."""
     checkpoints = [checkpoint.name for checkpoint in opened.checkpoints]
     plan = make_plan(Manifest(opened.config, models=dict.fromkeys(checkpoints, "")), len(opened.source))
     yield "images", f"{len(opened.source):,}"
@@ -81,7 +81,7 @@ def _units(plan: RunPlan, batch_size: int) -> str:
 
 
 def _existing(prepared: Prepared) -> tuple[Manifest, set[str]]:
-    """The manifest the run would have, and hashes of its finished units; nothing is written."""
+    """The manifest that the run would have, and hashes of its finished units; nothing is written."""
     if not (prepared.path / "run.json").exists():
         return prepared.manifest, set()
     folder = RunFolder.open(prepared.path)
@@ -154,7 +154,7 @@ class Trials:
     """Parts of the first unit of a kind, computed as in a run, with fewer images and fewer repetitions."""
 
     def __init__(self, worker: Worker, unit: PlannedUnit, say: Say, cheap: float = CHEAP) -> None:
-        """cheap: seconds that a trial may be expected to take."""
+        """cheap: seconds that a trial is allowed to take."""
         self.unit, self.say, self.inputs, self.basis, self.cheap = unit, say, 0, "", cheap
         self.worker, self.opened = replace(worker, passed=self._passed), worker.opened
         images = range(*unit.images)
@@ -211,7 +211,7 @@ class Trials:
         return self._try(1, few | {function: count})
 
     def _try(self, images: int, counts: Counts) -> Trial:
-        """Time so many images with so many repetitions, without decoding."""
+        """Time this many images with this many repetitions, without decoding."""
         unit, loaded = self.unit, self._load(self.indices[:images], 0)
         methods = unit.methods if unit.kind == "score" else self._cut(unit.methods, counts)
         cut = replace(unit, methods=methods, metrics=self._cut(unit.metrics, counts))
@@ -235,7 +235,7 @@ class Trials:
         yield from self.unit.metrics
 
     def _repeats(self, text: str) -> list[tuple[str, Function, int]]:
-        """Options of a method or metric that say how often its function repeats a pass, and how often."""
+        """Options of a method or metric that set the number of passes, and their values."""
         name, options = parse_call(text)
         if name in (*ANSWERS, *PER_MAP):
             return []
@@ -254,7 +254,7 @@ class Trials:
 
     @cached_property
     def channels(self) -> int:
-        """The channels of the layer, the number of repetitions that "all" stands for."""
+        """Channels of the layer: the number of repetitions for "all"."""
         model = self.opened.model(self.unit.checkpoint)
         needs, layer = frozenset({"activations"}), self.opened.study.model.layer
         with frozen_eval(model.module):

@@ -123,7 +123,7 @@ def _class_comparison(
 
 @dataclass(frozen=True)
 class _StoredGroup:
-    """What the metrics of a group unit read."""
+    """Stored maps and predictions that the metrics of a group unit read."""
 
     folder: RunFolder
     unit: PlannedUnit
@@ -149,7 +149,7 @@ class _StoredGroup:
                 yield from ((method, cell) for cell in cells(request, self._call(request, maps)))
 
     def _call(self, request: MetricRequest, maps: Maps | None) -> Any:
-        """The metric's result, of the entry's `call` or of its function with what it needs, by name."""
+        """The metric's result, by the entry's `call` or by its function with arguments by name."""
         entry, options, stored = request.entry, dict(request.options), self.predictions
         is_multilabel = stored.limits is not None
         if is_multilabel and maps is not None:  # of labels that the images have
@@ -178,7 +178,7 @@ class _StoredGroup:
         )
 
     def _run(self, request: MetricRequest) -> Iterator[tuple[str, Cell]]:
-        """A metric that runs the network, for all methods at once; NaN where these images do not allow it."""
+        """Run a metric that needs the network, for all methods at once; NaN if the images do not suffice."""
         assert self.image_pool is not None and request.entry.call is not None
         by_method: dict[str, PerImage] = {}
         why = ""
@@ -195,7 +195,7 @@ class _StoredGroup:
             yield from ((method, cell) for cell in _mean_cells(request, scores, reason))
 
     def _pairs(self, request: MetricRequest) -> Iterator[tuple[str, Cell]]:
-        """Pairs in which at least one method is the unit's own."""
+        """Pairs of methods in which at least one is the unit's own."""
         names = (*self.unit.beside, *self.unit.methods)
         pairs = [(a, b) for k, b in enumerate(names) for a in names[:k] if b in self.unit.methods]
         if not pairs:
@@ -223,7 +223,7 @@ class _StoredGroup:
 
 
 def cells(request: MetricRequest, result: Any) -> Iterator[Cell]:
-    """The numbers of a metric's result with their labels: None is for all classes together."""
+    """The numbers of a metric's result with their labels; label None for all classes together."""
     if isinstance(result, PerClass):
         for label, score in [(None, result), *result.classes.items()]:
             if not isinstance(score, PerClass):

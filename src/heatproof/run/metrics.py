@@ -1,4 +1,4 @@
-"""Metrics as a study names them: registered names with options, families, and what a run can give them."""
+"""Metrics as a study names them: registered names with options, and families."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class MetricRequest:
 
     @property
     def runs_network(self) -> bool:
-        """Whether it is about a checkpoint and runs its network on images of its own choice (ImagePool)."""
+        """Whether it is a checkpoint metric that runs the network on images it selects (ImagePool)."""
         return self.group and "model" in self.entry.needs and self.entry.call is not None
 
     @property
@@ -43,12 +43,12 @@ class MetricRequest:
 
     @property
     def anchor(self) -> str:
-        """The checkpoint whose answers it needs beside those of its own, "" where it needs none."""
+        """The checkpoint whose predictions it also reads; "" if none."""
         return str(dict(self.options).get("anchor") or "")
 
     @property
     def per_method(self) -> bool:
-        """Whether there is a value for each method, not one for the classifier."""
+        """Whether there is a value for each method rather than one for the classifier."""
         return not self.group or self.runs_network or "maps" in self.entry.needs
 
     def named(self, part: str) -> str:
@@ -61,7 +61,7 @@ class MetricRequest:
 
 
 def read_metrics(texts: Sequence[str]) -> list[MetricRequest]:
-    """Requests in the order given, families taken apart, aliases replaced by the registered name."""
+    """Requests in the order given, with families expanded and aliases replaced by registered names."""
     requests: dict[str, MetricRequest] = {}
     for text in texts:
         name, options = parse_call(text)
@@ -122,7 +122,7 @@ def _refuse(entry: Metric, options: dict[str, Any]) -> None:
 
 
 def repetitions(function: Callable[..., Any], options: dict[str, Any]) -> int:
-    """How often a method or metric repeats a pass, by its options."""
+    """Number of passes that a method or metric repeats, from its options."""
     defaults = {name: p.default for name, p in inspect.signature(function).parameters.items()}
     counts = [(defaults | options).get(name) for name in REPEATS]
     return max([n for n in counts if isinstance(n, int)], default=1)

@@ -3,17 +3,17 @@
 The units of a block share a checkpoint and decoded images, as many as a batch:
 
     explain   one pass for all new methods: their maps, the predictions, image-level metrics
-    score     metrics that were added later, from the stored maps of the methods that were there before
+    score     metrics that were added later, from the stored maps of earlier methods
 
 When all blocks of a checkpoint are done, its group units follow (C-Score, AUC, ...), from the store alone.
 
-A run may grow: the manifest holds the settings it grew from, and each stage adds units for what is new, so
-no finished unit is computed again. Units depend on neither shards nor engines; blocks are dealt out to
-shards by their number modulo n.
+A run may grow: the manifest records the settings it grew from, and each stage adds units for what is new, so
+no finished unit is computed again. Units depend on neither shards nor engines; blocks are assigned to shards
+by their number modulo n.
 
-The hash of a unit covers weights, images, the code of a FILE.py factory and settings, so files that were
-computed from something else are never taken for it, even where run.json was lost. What may grow or move
-(methods, metrics, checkpoints, paths) stays out.
+The hash of a unit covers weights, images, the code of a FILE.py factory and settings, so files computed from
+something else are never mistaken for it, even if run.json was lost. Settings that may grow or change
+(methods, metrics, checkpoints, paths) are not part of it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class PlannedUnit(Unit):
 
     @property
     def has_predictions(self) -> bool:
-        """Whether its rows include the predictions and the images that could not be read."""
+        """Whether its rows include predictions and images that could not be read."""
         return ANSWERS[0] in self.metrics
 
 
@@ -95,7 +95,7 @@ class RunPlan(NamedTuple):
         return self.blocks[index::total]
 
     def hashes(self, checkpoint: str) -> set[str]:
-        """Hashes of the units in blocks of a checkpoint, which its group units wait for."""
+        """Hashes of the block units of a checkpoint, which its group units wait for."""
         return {u.hash for block in self.blocks if block[0].checkpoint == checkpoint for u in block}
 
 
@@ -130,7 +130,7 @@ def make_plan(manifest: Manifest, images: int, pictures: Sequence[tuple[str, str
 def _templates(
     checkpoint: str, stages: Sequence[Mapping[str, Any]], checkpoints: Sequence[str]
 ) -> Iterator[PlannedUnit]:
-    """What each stage of a run adds for a checkpoint, without images."""
+    """Units that each stage of a run adds for a checkpoint, without images."""
     old: tuple[str, ...] = ()
     known: set[str] = set()
     for stage in stages:
@@ -146,6 +146,8 @@ def _templates(
             yield PlannedUnit(checkpoint, (0, 0), new, metrics)
         if old and (texts := _texts(added, group=False)):
             yield PlannedUnit(checkpoint, (0, 0), old, texts, kind="score")
+        # Metrics that compare methods also need the earlier methods, but only pairs with a new one are new
+        # rows.
         if new and (texts := _texts(requests, per_method=True)):
             yield _group(checkpoint, new, texts, beside=old, after=after)
         if old and (texts := _texts(added, per_method=True)):
@@ -193,7 +195,7 @@ class Origin:
 
     @staticmethod
     def of(source: Source, run: Path, by_mtime: bool) -> Origin:
-        """Identify the images; files whose hash the run folder holds are not read again."""
+        """Identify the images; files whose hash is cached in the run folder are not read again."""
         try:
             known = {path: tuple(entry) for path, entry in read_record(run / MEMORY)["files"].items()}
         except (StoreError, OSError, KeyError):
@@ -213,6 +215,7 @@ class Origin:
     def check(self, source: Source, span: tuple[int, int], loaded: Loaded) -> None:
         """Raise InputError if images changed between the start of the run and their use."""
         samples = source.samples[slice(*span)]
+        # Unchanged size, times and inode prove an unchanged file without reading it again.
         if all(self.hashes.remembered(path) for sample in samples for path in files_of(sample)):
             return
         unread = {failure.id for failure in loaded.failures}
@@ -223,7 +226,7 @@ class Origin:
 
 
 def growing(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Keys of a config to which a run may be given more."""
+    """Keys of a config under which a run may gain entries."""
     return (*ADDED, "limit") if config["images"].get("growing") else ADDED
 
 
@@ -233,7 +236,7 @@ def filled(manifest: Manifest) -> Manifest:
 
 
 def code_hashes(spec: str, folder: Path) -> dict[str, str]:
-    """SHA-256 of a factory's file and of all that it imports from its own folder, by relative path."""
+    """SHA-256 of a factory's file and of all files it imports from its own folder, by relative path."""
     path = Path(placed_spec(spec, folder).rpartition(":")[0])
     if path.suffix != ".py":
         return {}
@@ -281,6 +284,7 @@ def unit_origin(
     """The origin of a unit over some checkpoints and images; '' without images."""
     if not pictures:
         return lambda checkpoints, span: ""
+    # The first settings, so that hashes of finished units stay valid when the run grows.
     first = manifest.earlier[0]["config"] if manifest.earlier else manifest.config
     shared = [manifest.format, _settings(first), manifest.code, list(manifest.classes)]
 
@@ -292,7 +296,7 @@ def unit_origin(
 
 
 def _settings(config: Any, path: str = "") -> Any:
-    """The settings that change numbers and may not change in a run."""
+    """Settings that affect numbers and must not change within a run."""
     if not isinstance(config, Mapping):
         return config
     return {

@@ -34,7 +34,7 @@ class StoredPredictions:
 
     @cached_property
     def places(self) -> dict[str, int]:
-        """Number of the image of each map, by the map's id, in the source's order."""
+        """Index of each map's image, by the map's id, in the source's order."""
         if self.limits is None:
             return {name: i for i, name in enumerate(self.ids)}
         return {
@@ -49,7 +49,7 @@ def read_predictions(
 ) -> StoredPredictions:
     """Read the predictions of a checkpoint.
 
-    ids: all images as the store writes them, in the order wanted; by name where None.
+    ids: all images as the store writes them, in the order of the result; default: by name.
     """
     rows = folder.scores().columns(
         "select image, coalesce(label, -1) as label, explained, value from scores "
@@ -77,7 +77,7 @@ def read_predictions(
 
 
 def anchor_of(name: str, checkpoints: Sequence[str]) -> str:
-    """The checkpoint that an anchor means."""
+    """The checkpoint that an anchor name refers to."""
     if name != FIRST and name not in checkpoints:
         raise UnknownNameError("checkpoint to anchor gold lists to", name, [FIRST, *checkpoints])
     return checkpoints[0] if name == FIRST else name
@@ -86,7 +86,7 @@ def anchor_of(name: str, checkpoints: Sequence[str]) -> str:
 def anchor_probabilities(
     folder: RunFolder, checkpoint: str, ids: Sequence[str], model: str | None = None
 ) -> np.ndarray:
-    """ "b k": probabilities of these images at a checkpoint; zeros where one could not be read."""
+    """ "b k": probabilities of these images at a checkpoint; zeros for images that could not be read."""
     stored = read_predictions(folder, checkpoint, ids, model)
     place = {name: i for i, name in enumerate(ids)}
     probabilities = np.zeros((len(ids), stored.probabilities.shape[1]))

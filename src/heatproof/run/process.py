@@ -1,4 +1,4 @@
-"""Threads and signals of the process that a run lives in."""
+"""Threads and signals of the process of a run."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def fixed_threads(count: int) -> Iterator[None]:
 
 
 class WriteQueue:
-    """Calls functions in their order, in one thread; an error there is raised here, at the next call.
+    """Call functions in order in one thread; an error is raised in the caller at the next call.
 
-    Leaving the context waits for all of them, also when it is left by an error: what was computed is written.
+    Leaving the context waits for all of them, also after an error, so that computed units are written.
     """
 
     def __init__(self) -> None:
@@ -54,11 +54,12 @@ class WriteQueue:
         return self
 
     def do(self, function: Callable[[], None]) -> None:
+        # A bounded queue: if the disk is slower than the network, computed units must not fill the memory.
         self._wait(WAITING_UNITS - 1)
         self._pending.append(self._pool.submit(function))
 
     def finish(self) -> None:
-        """Wait until nothing is left to do."""
+        """Wait until the queue is empty."""
         self._wait(0)
 
     def _wait(self, left: int) -> None:
@@ -101,7 +102,7 @@ def stop_on_signal(say: Callable[[str], object]) -> Iterator[threading.Event]:
     """An event that Ctrl-C (or a cluster's SIGTERM) sets; a second one raises KeyboardInterrupt.
 
     Python runs a handler between two of its own instructions, so a long call into torch delays it, and two
-    signals meanwhile become one. The signal itself also writes a byte, which a thread reads and answers.
+    signals become one. Therefore the signal also writes a byte, which a thread reads and handles.
     """
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():

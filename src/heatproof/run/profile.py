@@ -1,9 +1,9 @@
-"""Where the time of a run went: a table of its stages and a timeline, from a recording (timeline.py).
+"""Profile of a run: a table of its stages and a timeline, from a recording (timeline.py).
 
-For the main thread, stage by stage: seconds in all, of these in passes (`device`), waiting for another thread
-or the device, and the rest (`host`). On a GPU `device` is by its own timers while the host goes on, so `host`
-is all that is not waiting; `idle` is how long meanwhile no kernel ran. Work of other threads overlaps with
-that; it is listed as `beside`.
+For the main thread, stage by stage: total seconds, of these in passes (`device`), waiting for another thread
+or the device, and the rest (`host`). On a GPU `device` is by its own timers while the host continues, so
+`host` is everything except waiting; `idle` is the time in which no kernel ran. Work of other threads overlaps
+with that; it is listed as `beside`.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ _COUNTED = [field.name for field in fields(StageTime) if field.name not in ("sta
 
 @contextmanager
 def profiling() -> Iterator[Profiler]:
-    """Record while the context is open; afterwards the profiler sums up and writes."""
-    # Torch's profiler takes seconds to end, which are none of the run's.
+    """Record while the context is open; afterwards the profiler can summarise and write."""
+    # Torch's profiler takes seconds to stop, which do not belong to the run.
     with ExitStack() as until_the_end, recording() as recorded:
         yield Profiler(recorded, until_the_end)
 
 
 class Profiler:
-    """A recording, and the stretches of time (from, to, in ns since it began) in which the GPU computed."""
+    """A recording, and the intervals (from, to, in ns since it began) in which the GPU computed."""
 
     def __init__(self, recorded: Recording, until_the_end: ExitStack) -> None:
         self.recorded, self._until_the_end = recorded, until_the_end
@@ -111,7 +111,7 @@ class Profiler:
         return (worked(end) - worked(begin)) / (end - begin) if end > begin else None
 
     def _idle(self, stages: Sequence[StageTime]) -> list[float]:
-        """Seconds of each stage of the main thread in which the GPU had nothing to do."""
+        """Seconds of each stage of the main thread in which the GPU was idle."""
         worked = covered(self.kernels)
         idle = dict.fromkeys(((stage.stage, stage.what) for stage in stages), 0.0)
         for span in self.recorded.spans:
@@ -180,7 +180,7 @@ def _stages(spans: Sequence[Span], device: str, beside: bool) -> list[StageTime]
 
 
 def covered(stretches: Sequence[tuple[int, int]]) -> Callable[[int], int]:
-    """A function: how much of the time before a moment lies in at least one stretch.
+    """A function: length of the union of the intervals before a moment.
 
     >>> before = covered([(0, 4), (2, 6), (8, 20)])
     >>> before(1), before(6), before(10)

@@ -22,7 +22,7 @@ _displays: dict[Any, Any] = {}  # by console, those that are open
 
 
 class Bar:
-    """One line of the display, from its first move on; without a terminal, `line` every few seconds."""
+    """One line of the display, from its first update on; without a terminal, `line` every few seconds."""
 
     def __init__(self, console: Any, what: str, total: int, line: Callable[[], str | None]) -> None:
         self._console, self._line, self._over = console, line, threading.Event()
@@ -114,7 +114,7 @@ class Progress:
 
     @property
     def so_far(self) -> float:
-        """Images, with a share of those in hand once the inputs per image are known."""
+        """Number of images, with a share of those in progress once the inputs per image are known."""
         in_hand = (self._passed - self._before) * self.images / self._before if self._before else 0.0
         return min(self.images + in_hand, self.total_images)
 
@@ -135,13 +135,13 @@ class Progress:
         )
 
     def say(self, text: str) -> None:
-        """Print a line; one that was printed before is not repeated, as in the steps of an audit."""
+        """Print a line, unless it was printed before, as in repeated steps of an audit."""
         if not self.quiet and text not in self._lines:
             self._lines.add(text)
             self.console.print(text, soft_wrap=True)
 
     def say_at_once(self, text: str) -> None:
-        """Print a line while a console may be in the middle of another one."""
+        """Print a line even if the console is in the middle of another one."""
         if not self.quiet:
             os.write(2, f"\n{text}\n".encode())
 

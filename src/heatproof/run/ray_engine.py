@@ -1,4 +1,4 @@
-"""The engine that spreads units over a Ray cluster.
+"""The engine that distributes units over a Ray cluster.
 
 Each block of units is a Ray task; the worker that runs it writes its units, whole or not at all, so a worker
 that dies loses only the unit in hand, which Ray runs again. The driver writes only the manifest. A cluster is
@@ -58,6 +58,8 @@ def _drive(ray: Any, pending: PendingUnits) -> None:
     def send_more() -> None:
         if pending.stop.is_set():
             return
+        # A bounded number of tasks in flight, so that Ctrl-C waits for few and a large run needs little
+        # memory.
         while blocks and len(flying) < window:
             block = blocks.popleft()
             reference = remote_block.remote(shared, path, run, block, pending.fail_fast)
@@ -89,7 +91,7 @@ def _take(ray: Any, reference: Any) -> None:
     try:
         problem = ray.get(reference)
     except ray.exceptions.RayTaskError:
-        raise  # a bug: its traceback is wanted
+        raise  # a bug: show its traceback
     except ray.exceptions.RayError as error:
         reason = str(error).strip().splitlines()[0]
         raise ModelError(
@@ -100,7 +102,7 @@ def _take(ray: Any, reference: Any) -> None:
 
 
 def run_block(opened: ResolvedStudy, path: str, run: str, block: Block, fail_fast: bool) -> str | None:
-    """Compute the units of a block that are not done, in a worker; returns the sentence of an error."""
+    """Compute the missing units of a block in a worker; return the message of an error."""
 
     def compute(worker: Worker) -> None:
         done = worker.folder.done()
@@ -120,7 +122,7 @@ def run_group(opened: ResolvedStudy, path: str, run: str, unit: PlannedUnit) -> 
 
 
 def _tried(worker: Worker, compute: Callable[[Worker], None]) -> str | None:
-    """The sentence of an error: not every exception survives the way back as it was."""
+    """Return the message of an error, since not every exception can be pickled."""
     try:
         with fixed_threads(worker.opened.threads):
             compute(worker)
@@ -130,7 +132,7 @@ def _tried(worker: Worker, compute: Callable[[Worker], None]) -> str | None:
 
 
 def _worker(opened: ResolvedStudy, path: str, run: str) -> Worker:
-    """The worker of this run: a process of a cluster outlives a run, and the next may have other settings."""
+    """The worker of this run; a Ray process outlives a run, and the next may have other settings."""
     if run not in _workers:
         _workers.clear()
         _workers[run] = Worker(opened, RunFolder.open(path))

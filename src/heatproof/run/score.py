@@ -73,7 +73,7 @@ def as_stored(maps: Maps) -> Maps:
 
 
 def only_finite(maps: Maps) -> Maps:
-    """The maps without those that cannot be stored."""
+    """The maps without those that cannot be stored because they are not finite."""
     good = finite(maps)
     return maps if good.all() else maps.take(good)
 
@@ -99,19 +99,20 @@ def measure(
         NO_ANSWER if none else NO_MAP if target < 0 else NOT_FINITE
         for none, target in zip(lost, context.targets.tolist(), strict=True)
     ]
+    # One NaN map must not fail the batch: it is scored as a blank map, and its values become NaN at the end.
     bad = {method: ~finite(maps) for method, maps in context.maps.items()}
     context = replace(context, maps={method: blanked(maps) for method, maps in context.maps.items()})
     requests = read_metrics([text for text in metrics if text not in (*ANSWERS, *PER_MAP)])
-    # Boxes and masks are on the host; metrics that need none run the network anyway.
+    # Boxes and masks are in CPU memory, so metrics that do not run the network are computed there.
     if any("model" not in request.entry.needs for request in requests):
         on_host = replace(context, maps={method: maps.to("cpu") for method, maps in context.maps.items()})
     computed: dict[tuple[Any, ...], Mapping[str, PerImage]] = {}
     for request in requests:
-        key = request.entry.function, request.options  # one call serves a whole family
+        key = request.entry.function, request.options  # metrics of one function share a call
         if key not in computed:
             with span("metric", request.entry.bundle or request.text):
                 computed[key] = compute(request, context if "model" in request.entry.needs else on_host)
-    results: list[MetricResults] = []  # only now, so that a GPU computes without waiting for the host
+    results: list[MetricResults] = []  # read back after all calls, so that the GPU queue never runs empty
     if PER_MAP[0] in metrics:
         with span("metric", PER_MAP[0]):
             results += [part for method, maps in context.maps.items() for part in _map_results(method, maps)]
@@ -136,6 +137,7 @@ def compute(request: MetricRequest, context: BatchContext) -> Mapping[str, PerIm
     """By method: the scores of every map."""
     entry, options = request.entry, dict(request.options)
     methods = runnable(request, list(context.maps))
+    # The other methods are scored although one of them cannot be run again.
     if len(methods) < len(context.maps):
         own = replace(context, maps={method: context.maps[method] for method in methods})
         scores = compute(request, own) if methods else {}
@@ -161,7 +163,7 @@ def compute(request: MetricRequest, context: BatchContext) -> Mapping[str, PerIm
 
 
 def runnable(request: MetricRequest, methods: Sequence[str]) -> list[str]:
-    """The methods that a metric can be computed for: stored maps cannot be made again."""
+    """Methods that a metric can be computed for; maps from files cannot be computed again."""
     return [m for m in methods if not (request.entry.reruns and is_stored(m))]
 
 
@@ -180,7 +182,7 @@ def _on_host(scores: PerImage) -> PerImage:
 
 
 def _map_results(method: str, maps: Maps) -> Iterator[MetricResults]:
-    """Whether each map is blank and why; of methods that draw, how well it is known."""
+    """Whether each map is blank and why; for sampling methods, its standard error."""
     blank = maps.degenerate.tolist()
     reasons = [""] * len(blank)
     if maps.dead is not None:
@@ -219,7 +221,7 @@ class HeadOutput(NamedTuple):
 
     @staticmethod
     def of(model: Model, logits: Tensor, explained: Tensor) -> HeadOutput | None:
-        """None for heads that predict classes, whose rows are made from the logits, or without logits."""
+        """None for heads that predict classes, whose rows come from the logits, or without logits."""
         head = model.head
         if head.names_classes or not len(logits):
             return None
@@ -232,7 +234,7 @@ class HeadOutput(NamedTuple):
 
 @dataclass(frozen=True)
 class RowMaker:
-    """Makes the rows about one checkpoint of a model: of a run, of a monitor, of compared checkpoints."""
+    """Makes rows about one checkpoint of a model: of a run, of a monitor, of compared checkpoints."""
 
     model: str
     checkpoint: str

@@ -1,4 +1,4 @@
-"""A study resolved: its images listed, its checkpoints found, its network loaded when it is needed."""
+"""A resolved study: its images listed, its checkpoints found, its network loaded on demand."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ StudySource: TypeAlias = "str | Path | Mapping[str, Any] | ResolvedStudy"
 
 @dataclass
 class ResolvedStudy:
-    """What every process of a run works with; it can be sent to another process before it is used there.
+    """A study as every process of a run uses it; it can be pickled before its first use.
 
     Args:
         study, folder: the settings, and the folder that their paths are relative to.
@@ -87,7 +87,7 @@ class ResolvedStudy:
 
     @property
     def config(self) -> dict[str, Any]:
-        """For the manifest: as written, with what was chosen or measured on this machine."""
+        """The config for the manifest: as written, with what was chosen or measured on this machine."""
         config = as_config(self.study)
         config["run"] |= {name: getattr(self, name) for name in RESOLVED}
         if self.is_multilabel:  # also where the head was found automatically
@@ -107,7 +107,7 @@ class ResolvedStudy:
 
     @property
     def least_inputs(self) -> int:
-        """Inputs that the run sends through the network at least, by the repetitions that options name."""
+        """Lower bound of the inputs that the run sends through the network, from options."""
         calls = read_methods(self.study.methods)
         methods = sum(repetitions(call.entry.function, call.options) for call in calls)
         runs = [request for request in self.metrics if "model" in request.entry.needs]
@@ -149,7 +149,7 @@ class ResolvedStudy:
         ]
 
     def describe(self) -> list[str]:
-        """What the network gets and predicts, a line each."""
+        """Input and output of the network, one line each."""
         lines = [
             f"the network's input: {self.preprocess}",
             f"the network's output: {self.head_description}",
@@ -161,7 +161,7 @@ class ResolvedStudy:
         return [*lines, *(f"warning: {warning}" for warning in self.warnings)]
 
     def model(self, checkpoint: str) -> Model:
-        """The network with these weights; the last one used stays loaded."""
+        """The network with the weights of a checkpoint; the last one stays loaded."""
         study = self.study
         key = checkpoint, self.device, self.precision, study.model, study.preprocess, study.run.seed
         if self._model is None or self._model[0] != key:
@@ -170,6 +170,7 @@ class ResolvedStudy:
             model = load_weights(self, wanted)
             if self.hashes.get(checkpoint) not in (None, weights_hash(wanted, model)):
                 raise CheckpointError(f"the weights of {checkpoint!r} changed during the run; restore them")
+            # Weights are constant within a run, so control maps of all batches can share the random networks.
             keep_twin(model)
             self._model = key, model
         return self._model[1]
@@ -265,7 +266,8 @@ def renumbered(source: Source, numbers: dict[int, int], classes: tuple[str, ...]
 
 
 def listed_classes(names: Sequence[str]) -> str:
-    """
+    """The first class names in a sentence.
+
     >>> listed_classes(["cat", "dog"])
     'cat, dog'
     """

@@ -1,13 +1,13 @@
 """The checkpoints of a study, each loaded into its network.
 
-A checkpoint is named after its file; its epoch is the last number in that name, and orders the runs. The
-checkpoint "random" is the network as its builder draws it. Whether a builder draws or brings its weights (a
-file, a package, a factory's own download) is seen by building twice from different seeds: what comes out
-equal was not drawn. Then all weights are drawn anew, and none that was trained may be left.
+A checkpoint is named after its file; its epoch is the last number in that name, and orders the checkpoints.
+The checkpoint "random" is the network with the random weights of its builder. Whether a builder draws its
+weights or brings trained ones (a file, a package, a factory's own download) is determined by building twice
+from different seeds: equal weights were not drawn. Then all weights are drawn again, and none may stay equal.
 
-A study file is code: loading its network may run what is neither heatproof nor an installed package.
+A study file is code: loading its network may run code that is neither heatproof nor an installed package.
 
-model.spec = "net.py:make"               the file, and whatever it imports
+model.spec = "net.py:make"               the file, and its imports
 model.allow_pickle = true                what is pickled in checkpoints, a library's weights or a .keras file
 model.options.trust_remote_code = true   the Python files beside the weights of a Hugging Face model
 """
@@ -44,7 +44,7 @@ LIBRARIES_WITHOUT_WEIGHTS = ("torchvision", "timm", "keras")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One set of weights: a file, or what the builder gives."""
+    """One set of weights: a file, or the builder's own."""
 
     name: str
     file: Path | None = None
@@ -77,7 +77,7 @@ def find_checkpoints(study: Study, folder: Path) -> list[Checkpoint]:
 
 
 def foreign_code(table: ModelTable, methods: Sequence[str] = ()) -> str:
-    """Half a sentence: what this model and these methods run; '' where that is nothing of the study's own.
+    """Clause that names the code of this model and these methods that is run; '' if there is none.
 
     >>> foreign_code(ModelTable("net.py:make", checkpoints="best.pt", allow_pickle=True))
     'runs net.py and unpickles best.pt'
@@ -101,7 +101,7 @@ def foreign_code(table: ModelTable, methods: Sequence[str] = ()) -> str:
 
 
 def build(table: ModelTable, folder: Path, checkpoint: Checkpoint, seed: int) -> Model:
-    """The network with one checkpoint's weights; what is random in it is the same each time."""
+    """The network with one checkpoint's weights; random parts are the same each time."""
     if checkpoint == Checkpoint(RANDOM):
         return _untrained(table, folder, seed)
     return _build(table, folder, checkpoint, seed)
@@ -154,21 +154,21 @@ def _drawn_anew(model: Model, seed: int) -> Model:
 
 
 def _weights(model: Model) -> Weights:
-    """Parameters, and statistics that training gathers, in order: Keras names each copy anew."""
+    """Parameters and running statistics, in order, since Keras renames each copy."""
     statistics = ("running_mean", "running_var")
     buffers = [(name, tensor) for name, tensor in model.module.named_buffers() if name.endswith(statistics)]
     return buffers + [(name, weight.detach()) for name, weight in model.module.named_parameters()]
 
 
 def _equal(some: Weights, others: Weights) -> list[str]:
-    """Names of weights that are the same in both, but not one number throughout, as fresh biases are."""
+    """Names of weights that are equal in both, except for constant ones such as new biases."""
     pairs = zip(some, others, strict=False)
     return [n for (n, a), (_, b) in pairs if torch.equal(a, b) and not (a == a.flatten()[:1]).all()]
 
 
 @contextmanager
 def seeded_builder(seed: int) -> Iterator[None]:
-    """The generators a builder draws from (Keras: Python's), and back again."""
+    """Seed the generators that a builder uses (Keras: Python's), and restore them."""
     before = random.getstate()
     with torch.random.fork_rng(devices=[]):
         random.seed(seed)

@@ -48,11 +48,11 @@ FRUITLESS = 3  # pauses in a row that helped nothing; then there are no more
 
 @dataclass(frozen=True)
 class Computed:
-    """All that the rows and files of a unit are made from, on the host."""
+    """Everything that the rows and files of a unit are made from, in CPU memory."""
 
     loaded: Loaded
     maps: dict[str, Maps] = field(default_factory=dict)  # new ones
-    prediction_maps: dict[str, Maps] = field(default_factory=dict)  # of wrong predictions, where wanted
+    prediction_maps: dict[str, Maps] = field(default_factory=dict)  # of wrong predictions, if requested
     logits: Tensor = field(default_factory=lambda: torch.empty(0))
     explained: Tensor = field(default_factory=lambda: torch.empty(0))
     results: Sequence[MetricResults] | None = None  # None where no image could be read
@@ -86,11 +86,12 @@ class Worker:
         return self.folder.maps()  # which reads each index once
 
     def run(self, block: Block, loaded: Loaded, writing: WriteQueue) -> None:
-        """Compute the units of a block on its decoded images; rows and files are made in the queue."""
+        """Compute the units of a block on its decoded images; rows and files are made in the write queue."""
         if not block:
             return
         loaded = self.retry_transient_reads(block[0], loaded)
         if self.opened.origin is not None:
+            # Files may change during a long run; rows must come from the images whose hashes are recorded.
             self.opened.origin.check(self.opened.source, block[0].images, loaded)
         for unit in block:
             if unit.kind == "score":
@@ -100,7 +101,7 @@ class Worker:
             writing.do(partial(self.write, unit, loaded.batch, parts))
 
     def compute_parts(self, unit: PlannedUnit, loaded: Loaded) -> list[Computed]:
-        """What `compute` returns for all images, or for each half of them if memory runs out."""
+        """Results of `compute` for all images, or for each half of them if memory runs out."""
         count = len(loaded.batch.ids)
 
         def compute(start: int, stop: int) -> Computed:
@@ -128,12 +129,12 @@ class Worker:
             self.folder.write_unit(unit, scores, maps, pictures, seen)
 
     def begin(self, unit: PlannedUnit, loaded: Loaded) -> None:
-        """Start what threads can do for the methods of a unit before the network has time."""
+        """Start segmentation in threads for the methods of a unit, before the network is free."""
         if unit.kind == "explain" and loaded.batch.ids:
             begin_ahead(unit.methods, self.opened.model(unit.checkpoint), loaded.batch.images, unit.seed)
 
     def retry_transient_reads(self, unit: Unit, loaded: Loaded) -> Loaded:
-        """Read images again whose file was missing or whose disk failed, before that becomes a row."""
+        """Read images again whose file was missing or whose disk failed, before that is recorded as a row."""
         indices = range(*unit.images)
         for pause in PAUSES:
             if not any(f.transient for f in loaded.failures) or self.fruitless >= FRUITLESS:
@@ -184,7 +185,7 @@ class Worker:
             if not self.opened.predicts_classes:  # labels are not what it predicts
                 loaded = loaded._replace(batch=replace(batch, labels=None))
             return self._explained(unit, Computed(loaded), loaded.batch, targets)
-        # Images without a label get predictions too: the others are told from them.
+        # Images without a label get predictions too: AUC and thresholds need negatives.
         logits = all_logits(model, batch.images, progress=self.passed).cpu()
         head = model.head if isinstance(model.head, Multilabel) else Multilabel()
         positive = head.positive(logits)
@@ -197,9 +198,9 @@ class Worker:
     def _explained(
         self, unit: PlannedUnit, known: Computed, batch: Batch, targets: Tensor | None
     ) -> Computed:
-        """With maps of this batch and the results of metrics."""
+        """Add maps of this batch and the results of metrics."""
         layer = self.opened.study.model.layer
-        # Bound to the regions or boxes of this batch, where it has some.
+        # Bound to the regions or boxes of this batch, if the head is dense.
         model, _ = bind_targets(self.opened.model(unit.checkpoint), batch.images, targets)
         new: dict[str, Maps] = {}
         others: dict[str, Maps] = {}
@@ -263,7 +264,7 @@ class Worker:
         return self._explain(model, own, methods, answers[wrong], unit.seed)[0]
 
     def _stored_maps(self, checkpoint: str, method: str, batch: Batch) -> Maps:
-        """A method's maps of these images; one that could not be stored is NaN and explains class -1."""
+        """A method's maps of these images; one that could not be stored is NaN with class -1."""
         names = [valid_unicode(name) for name in batch.ids]
         rows = [i for i, known in enumerate(self.stored.known(checkpoint, method, names)) if known]
         size = size_of(batch.images)
@@ -320,14 +321,14 @@ def _joined(parts: Sequence[Mapping[str, Maps]]) -> dict[str, Maps]:
 
 
 def hottest_planes(maps: Mapping[str, Maps], name: str, size: tuple[int, ...]) -> tuple[int, ...]:
-    """Planes of a volume with most heat in the mean of its maps, floors left out; else the middle ones."""
+    """Planes of a volume with the largest sums in the mean of its maps without floors; else the middle."""
     of = [own for method, own in maps.items() if name in own.ids and not is_floor(method)]
     heat = [own.take([own.ids.index(name)]).upsample()[0] for own in of]
     return hottest(torch.stack(heat).mean(0)) if heat else middle(size)
 
 
 class PendingUnits(NamedTuple):
-    """The units that an engine has to compute, and all that it needs for it."""
+    """The units that an engine has to compute, and their context."""
 
     opened: ResolvedStudy
     folder: RunFolder
@@ -338,7 +339,7 @@ class PendingUnits(NamedTuple):
     fail_fast: bool = False
 
     def ready_groups(self) -> list[PlannedUnit]:
-        """Group units whose blocks are all done, by whichever process."""
+        """Group units whose blocks are all done, by any process."""
         done = self.folder.done()
         return [
             unit
@@ -349,8 +350,9 @@ class PendingUnits(NamedTuple):
 
 
 def run_local(pending: PendingUnits) -> None:
-    """Blocks checkpoint by checkpoint, images decoded in threads, then the group units of each."""
+    """Compute blocks checkpoint by checkpoint, with images decoded in threads, then group units of each."""
     worker = Worker(pending.opened, pending.folder, pending.progress.inputs)
+    # By checkpoint, so that only one network is in memory and group metrics follow as early as possible.
     for checkpoint, blocks in groupby(pending.blocks, key=lambda block: block[0].checkpoint):
         _run_checkpoint(worker, pending, checkpoint, list(blocks))
         _run_groups(worker, pending)
@@ -359,7 +361,7 @@ def run_local(pending: PendingUnits) -> None:
 
 def _run_checkpoint(worker: Worker, pending: PendingUnits, checkpoint: str, blocks: Sequence[Block]) -> None:
     opened, settings = pending.opened, pending.opened.study.run
-    # Every block but a checkpoint's last is a full batch, so the loader cuts its batches where blocks end.
+    # Every block but the last of a checkpoint is a full batch, so loader batches and blocks coincide.
     indices = [i for block in blocks for i in range(*block[0].images)]
     size, threads, ready = settings.batch_size, settings.workers, opened.model(checkpoint).preprocess
     loading = batches(opened.source, ready, size, indices, threads, pending.fail_fast)

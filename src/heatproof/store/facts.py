@@ -1,4 +1,4 @@
-"""Facts of the metrics and methods of a run: run.json holds them, so that reading a run needs no registry.
+"""Facts of the metrics and methods of a run, stored in run.json so that reading a run needs no registry.
 
 Run folders of heatproof 0.2 hold none; for those, and for configs that name no registered metric or method,
 the registry is read instead, which imports torch.
@@ -83,7 +83,7 @@ class MethodFacts:
 
     @staticmethod
     def of(entry: Explainer, name: str = "") -> MethodFacts:
-        """name: that of the config, where the entry of another package has another one."""
+        """name: as in the config, if the entry of another package has a different one."""
         known = {key_of(text) for text in ("", entry.name, *entry.aliases)}
         aliases = (*entry.aliases, *([name] if key_of(name) not in known else []))
         options = ", ".join(f"{k}={v!r}" for k, v in entry.options.items() if v is not REQUIRED)
@@ -93,7 +93,7 @@ class MethodFacts:
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts by metric and method; where there are none, those of the registry."""
+    """Facts by metric and method; missing ones come from the registry."""
 
     metrics: tuple[MetricFacts, ...] = ()  # in the order of their files
     methods: tuple[MethodFacts, ...] = ()
@@ -121,7 +121,7 @@ class Facts:
         return None if entry is None else MetricFacts.of(entry)
 
     def metric_of(self, name: str) -> MetricFacts | None:
-        """Facts of the metric of this name, or of the one that it is a part of."""
+        """Facts of the metric of this name, or of the metric that it is a part of."""
         words = name.split("_")
         prefixes = ("_".join(words[:end]) for end in range(len(words), 0, -1))
         return next(filter(None, map(self.metric, prefixes)), None)
@@ -141,7 +141,7 @@ class Facts:
             return None
 
     def floor_name(self, method: str) -> str:
-        """Which floor a method is; "" for one that reads the network."""
+        """Name of the floor that a method is; "" for a method that reads the network."""
         facts = self.method(method)
         return facts.name if facts and facts.floor else ""
 
@@ -163,7 +163,7 @@ class Facts:
 
 
 def _names(calls: Any) -> list[str]:
-    """Names in a list of calls; a list of something else names nothing."""
+    """Names in a list of calls; empty for a list of anything else."""
     names = []
     for text in calls if isinstance(calls, list | tuple) else []:
         try:

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 State = Literal["started", "stopped", "failed", "complete", "unknown"]
 KILLED = "its process was killed or the machine stopped"
 NOT_RECORDED = "plan.json, the list of units, is missing: run the study again"
-# An image counts as used where the network answered it at every checkpoint that is planned.
+# An image counts as used if the network's output was finite at every planned checkpoint.
 IMAGES = """
     select count(*) filter (not broken and answers >= ?) as used, count(*) filter (broken) as broken,
            count(*) filter (unanswered) as unanswered
@@ -78,7 +78,7 @@ Identity = Sequence[tuple[str, str]]  # id and hash of the content of each image
 
 
 class StopRequested(Exception):
-    """The run was asked to stop; everything finished is on disk."""
+    """Raised when the run was asked to stop; all finished units are on disk."""
 
 
 class SeenImages(NamedTuple):
@@ -91,7 +91,7 @@ class SeenImages(NamedTuple):
 
 @dataclass(frozen=True)
 class Status:
-    """How far a run is, from what is in its folder.
+    """Progress of a run, derived from the files in its folder.
 
     Args:
         state: "started" while a process works on it; "stopped" on request, or while other shards are to come;
@@ -120,7 +120,7 @@ class Status:
 
     @property
     def usable(self) -> float:
-        """The share of planned images that the network answered."""
+        """Share of planned images with a finite output of the network."""
         return (self.used - self.unanswered) / self.planned if self.planned else 0.0
 
     @property
@@ -143,7 +143,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: str | Path, manifest: Manifest) -> RunFolder:
-        """Start a new run; a folder that already holds one is refused."""
+        """Start a new run; raises StoreError if the folder already holds one."""
         path = Path(path)
         with _turn(path):
             if (path / "run.json").exists():
@@ -153,7 +153,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
-        """An existing run, to read or to write more units; nothing on disk is changed.
+        """Open an existing run, to read it or to add units; nothing on disk is changed.
 
         path: of the run, or of a study with its run in run/.
         """
@@ -172,7 +172,7 @@ class RunFolder:
         forgiven: Collection[str] = (),
         filled: Callable[[Manifest], Manifest] = lambda manifest: manifest,
     ) -> RunFolder:
-        """Continue a run, or start it where there is none.
+        """Continue a run, or start it if there is none.
 
         Raises StoreError, with what changed, unless the manifest is the same or only adds (see
         `compare_configs`); additions are written to run.json, with the earlier manifest.
@@ -222,9 +222,9 @@ class RunFolder:
 
     @contextmanager
     def lock(self, name: str = "0/1") -> Iterator[None]:
-        """Hold one shard of the run; raises StoreError if another process holds it, or one that overlaps.
+        """Lock one shard of the run; raises StoreError if another process has it, or one that overlaps.
 
-        Files that killed processes left half-written are removed, and how the work ended is recorded.
+        Temporary files of killed processes are removed, and the final state of the work is recorded.
         """
         with writing(self.path) as lease:
             with _turn(self.path):
@@ -248,7 +248,7 @@ class RunFolder:
         self, units: Collection[str], images: int, checkpoints: Collection[str],
         superseded: Collection[str] = (),
     ) -> None:  # fmt: skip
-        """Record the units of the run. Those it had before it grew stay, except the `superseded`."""
+        """Record the units of the run. Those from before it grew stay, except the `superseded`."""
         with _turn(self.path):
             old = self.planned()
             past = old["units"] if old and old["run"] == self.manifest.id else []
@@ -263,7 +263,7 @@ class RunFolder:
         self.drop(superseded)
 
     def planned(self) -> dict[str, Any] | None:
-        """Keys run, images, checkpoints and units; None if it was not recorded."""
+        """The recorded plan (run, images, checkpoints, units); None if there is none."""
         return known_record(self.path / "plan.json")
 
     def images(self) -> list[tuple[str, str]]:
@@ -272,7 +272,7 @@ class RunFolder:
         return [(name, mark) for name, mark in record.get("images", ())]
 
     def broken(self) -> set[str]:
-        """Images that could not be read, also those that a stopped `--retry-broken` has still to read."""
+        """Images that could not be read, including those that a stopped `--retry-broken` has not read yet."""
         rows = self.scores().sql("select distinct image from scores where metric = 'image'")
         return {row["image"] for row in rows} | set((self.planned() or {}).get("retry", ()))
 
@@ -324,7 +324,7 @@ class RunFolder:
         pictures: Mapping[str, np.ndarray | Sheet] | None = None,
         seen: SeenImages | None = None,
     ) -> None:
-        """Write a finished unit: its maps, images and rows, then its seal. For any thread or process.
+        """Write a finished unit: maps, images and rows, then its seal. Safe in any thread or process.
 
         Args:
             maps: by the method as the rows name it.
@@ -342,10 +342,13 @@ class RunFolder:
         part = self.path / "scores" / f"{unit.hash}.parquet"
         files[part] = partial(write_part, scores=scores, unit=unit.hash)
         with writing(self.path) as lease:
-            self.ledger.forget(unit.hash)  # a seal never stands beside files it does not describe
+            # Removed first: while files are replaced, no seal may describe the old ones.
+            self.ledger.forget(unit.hash)
             digests = write_whole(files, lease.id)
             named = {path.relative_to(self.path).as_posix(): mark for path, mark in digests.items()}
             device = self.manifest.config.get("run", {}).get("device") or self.manifest.machine.get("device")
+            # The seal is written last: a process that dies before leaves a unit that is absent, never a
+            # partial one.
             self.ledger.write(unit, named, maker(device or "cpu"), lease.id)
 
     def seen(self, checkpoint: str) -> SeenImages | None:
@@ -366,14 +369,14 @@ class RunFolder:
         )
 
     def units(self) -> dict[str, Seal]:
-        """Units with rows and a seal, that the plan names."""
+        """Planned units with rows and a seal."""
         seals, plan = self.ledger.seals(), self.planned()
         parts = {path.stem for path in (self.path / "scores").glob("*.parquet")}
         allowed = parts & set(plan["units"]) if plan else parts
         return {unit: seals[unit] for unit in sorted(allowed & set(seals))}
 
     def done(self) -> set[str]:
-        """Hashes of the finished units: those whose rows and maps are all there."""
+        """Hashes of the finished units: those with a seal and all their files."""
         there = self.ledger.present()
         return {
             unit
@@ -392,7 +395,7 @@ class RunFolder:
             remove(self.path, [*named, *unsealed, *shards])
 
     def retry(self, units: Collection[str], images: Collection[str]) -> None:
-        """Remove units from the run and its plan; their images may have other contents from now on."""
+        """Remove units from the run and its plan; the contents of their images may differ from now on."""
         with _turn(self.path):
             plan = self.planned() or {}
             left = [unit for unit in plan.get("units", ()) if unit not in set(units)]
@@ -405,7 +408,7 @@ class RunFolder:
         return [{**dict(key), "parts": n} for key, n in counts.most_common()]
 
     def unstored(self, names: Collection[str]) -> list[str]:
-        """Images that are not stored, or were left by a process that ended before it sealed them."""
+        """Images that are not stored, or were left unsealed by a process that ended."""
         stored = self.pictures()
         paths = {name: stored.path(name) for name in names}
 
@@ -433,7 +436,7 @@ class RunFolder:
 
     @property
     def page(self) -> Path:
-        """Where the report is written: of an audit, beside its run folder, else inside the run folder."""
+        """Path of the report: for an audit beside its run folder, else inside the run folder."""
         beside = {name: self.path.parent / name for name in ("audit.json", "study.toml", "report.html")}
         there = {name for name, path in beside.items() if path.exists()}
         in_audit = self.path.name == "run" and ("audit.json" in there or len(there) == 2)
@@ -444,7 +447,7 @@ class RunFolder:
         return Ledger(self.path)
 
     def checked_parts(self) -> list[Path]:
-        """Files of rows, each compared with its seal."""
+        """Files of rows, after comparing each with its seal."""
         parts = {self.path / "scores" / f"{unit}.parquet": seal for unit, seal in self.units().items()}
         for path, seal in parts.items():
             check_file(path, seal.files[f"scores/{path.name}"])
@@ -458,7 +461,7 @@ class RunFolder:
 
     def _record_end(self, lease: Lease, shard: str, state: str, reason: str = "") -> None:
         if self.path.exists():
-            with suppress(StoreError), _turn(self.path):  # a full disk takes no record
+            with suppress(StoreError), _turn(self.path):  # on a full disk the state cannot be recorded
                 self._record_state(lease, shard, state, reason)
 
 
@@ -469,7 +472,7 @@ def _save_seen(path: Path, seen: SeenImages) -> None:
 
 
 def run_in(path: str | Path) -> Path:
-    """The folder itself, or that of the run inside a study's folder."""
+    """The folder itself, or the run folder inside a study's folder."""
     path = Path(path)
     inside = path / "run"
     whole = not (path / "run.json").exists() and (inside / "run.json").exists() and not inside.is_symlink()
@@ -498,7 +501,7 @@ def _recorded(path: Path) -> Identity:
 
 
 def _goes_on(old: Identity, new: Identity) -> bool:
-    """Whether the images that were there come first."""
+    """Whether the earlier images come first, unchanged."""
     return len(new) <= len(old) or list(new[: len(old)]) == list(old)
 
 
@@ -524,7 +527,7 @@ class PictureStore:
         return next((file for file in files if file.exists()), None)
 
     def read(self, name: str) -> bytes | None:
-        """PNG or JPEG; None if it is not stored. Raises DamagedError if it is not what was written."""
+        """PNG or JPEG bytes; None if not stored. Raises DamagedError if they differ from what was written."""
         path = self.path(name)
         if path is None:
             return None

@@ -1,15 +1,15 @@
-"""Leases: which processes write in a run folder, alive while their lock is held or their heart beats.
+"""Leases: which processes write in a run folder; valid while their lock is held or their heartbeat changes.
 
     locks/ID.lease     "BEAT {shards, process, host, kernel}"
 
 On the same kernel, containers included, the file's lock decides: the system frees it when the process ends,
-however it ends. Of another kernel, where locks may not reach, the beat is watched: one that stands still for
-PATIENCE seconds of the watcher's own clock has ended. No clock and no process number is ever compared with
-one of another machine or container. A temporary file carries the lease of the process that writes it, so that
-what a killed process left behind can be told from what a live one is writing.
+however it ends. For another kernel, where locks may not work, the heartbeat is watched: one that does not
+change for PATIENCE seconds of the watcher's own clock has ended. Clocks and process numbers of different
+machines or containers are never compared. A temporary file carries the lease of its process, so that files of
+killed processes can be distinguished from those of live ones.
 
-Not filelock: it has the lock of one machine, but no beat. On a file system that is shared without locks its
-SoftFileLock blocks for ever after a crash, and it cannot tell a dead machine from one that is at work, nor
+Not filelock: it has a lock for one machine, but no heartbeat. On a shared file system without locks its
+SoftFileLock blocks for ever after a crash, and it can tell neither a dead machine from a working one nor
 whose temporary files may be removed.
 """
 
@@ -89,13 +89,13 @@ class Lease:
     def _beat(self) -> None:
         while not self._stop.wait(BEAT):
             self.beats += 1
-            with suppress(OSError):  # a full disk stops no work by itself
+            with suppress(OSError):  # a missed heartbeat on a full disk must not stop the work
                 self._write()
 
 
 @contextmanager
 def writing(root: Path) -> Iterator[Lease]:
-    """The lease of this process in a folder, held while any thread uses it."""
+    """The lease of this process in a folder, valid while any thread uses it."""
     key = root.absolute()
     with _guard:
         lease, users = _leases.get(key) or (Lease(root), 0)
@@ -113,7 +113,7 @@ def writing(root: Path) -> Iterator[Lease]:
 
 
 def claim(lease: Lease, root: Path, shard: str) -> None:
-    """Take a shard; raises StoreError if a living process has it, or one that overlaps with it."""
+    """Claim a shard; raises StoreError if a living process has it, or one that overlaps with it."""
     rivals: dict[Path, tuple[str, dict[str, Any]]] = {}
     for path, about in _leases_in(root):
         taken = [other for other in about.get("shards", ()) if _overlap(shard, other)]
@@ -141,7 +141,7 @@ def claims(root: Path) -> list[str]:
 
 
 def alive(path: Path) -> bool | None:
-    """Whether the process of a lease lives; None if only its beat can tell."""
+    """Whether the process of a lease is alive; None if only its heartbeat can show it."""
     try:
         descriptor = os.open(path, os.O_RDWR)
     except FileNotFoundError:
@@ -185,7 +185,7 @@ class Leftovers:
                 self.unsure[path] = _read(path)[0], files.get(owner, [])
 
     def look_again(self) -> None:
-        """At the end of the work, remove those of processes whose beat stood still all that time."""
+        """After the work, remove files of processes whose heartbeat has not changed since the start."""
         if time.monotonic() - self.began > PATIENCE:
             for path, (beat, files) in self.unsure.items():
                 if alive(path) is not True and _read(path)[0] == beat:
@@ -199,7 +199,7 @@ class Leftovers:
 
 @contextmanager
 def turn(root: Path) -> Iterator[None]:
-    """Hold the lock under which run.json, plan.json and leases are written."""
+    """Lock under which run.json, plan.json and leases are written."""
     file = root / "locks" / "manifest"
     with clear_failure(file):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -217,7 +217,7 @@ def turn(root: Path) -> Iterator[None]:
 
 @cache
 def kernel() -> str:
-    """The same in all containers of one machine until it starts again."""
+    """Identifier of the running kernel, equal in all containers of a machine until reboot."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -230,7 +230,7 @@ def _leases_in(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 def _watch(paths: set[Path]) -> Path | None:
-    """The first of these leases whose beat moves."""
+    """The first of these leases whose heartbeat changes."""
     before = {path: _read(path)[0] for path in paths}
     end = time.monotonic() + PATIENCE
     if paths:
@@ -253,7 +253,7 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _overlap(shard: str, other: str) -> bool:
-    """Shards of different counts share images.
+    """Whether two shards share images: shards of different counts do.
 
     >>> _overlap("0/2", "1/2"), _overlap("0/2", "1/3")
     (False, True)
@@ -268,7 +268,7 @@ def _flock(descriptor: int, wait: bool = False, shared: bool = False) -> None:
 
 
 def _forget() -> None:
-    """A forked child must not keep its parent's leases alive when the parent is killed."""
+    """Drop leases after a fork: a child must not keep its parent's leases alive."""
     global _guard
     _guard = threading.RLock()  # which another thread of the parent may have held
     for descriptor in _held:

@@ -52,7 +52,7 @@ class Plan(TypedDict):
 
 
 class ShardState(TypedDict):
-    """What status.json records of a shard."""
+    """Entry of status.json about a shard."""
 
     state: str
     reason: str
@@ -105,20 +105,20 @@ def read_record(path: Path) -> dict[str, Any]:
 
 def check_types(content: Any, kind: Any) -> Any:
     """Content as an object of `kind`; ValueError where a value has another type than that declares."""
-    from msgspec import convert  # a monitor that writes no run folder works without it
+    from msgspec import convert  # optional here: a monitor without a run folder does not need it
 
     return convert(content, kind)
 
 
 def is_plain(path: Path) -> bool:
-    """Whether it is a file itself: a link could lead out of the folder, a pipe would wait for ever."""
+    """Whether it is a regular file: a link could lead out of the folder, a pipe would block."""
     with suppress(FileNotFoundError):
         return stat.S_ISREG(os.lstat(path).st_mode)
     return False
 
 
 def plain(path: Path) -> Path:
-    """The path of a file that may be read."""
+    """The path of a regular file, or raise StoreError."""
     if not is_plain(path) and os.path.lexists(path):
         raise _leads_away(path)
     return path
@@ -131,7 +131,7 @@ def refuse_links(root: Path) -> None:
 
 
 def remove(root: Path, files: Iterable[Path]) -> None:
-    """Delete files of a run, none behind a link."""
+    """Delete files of a run, never through a link."""
     links = linked_folders(root)
     for path in files:
         if not any(path.is_relative_to(root / link) for link in links):
@@ -253,7 +253,7 @@ def _hash(text: str) -> str:
 
 
 def slug(method: str) -> str:
-    """A folder name for a method with its options; different texts never share one.
+    """Folder name for a method with its options, unique for each text.
 
     >>> slug("gradcam"), slug("lime(samples=200)")
     ('gradcam', 'lime-samples-200-6a7d122a')

@@ -1,10 +1,10 @@
-"""run.json: what the rows of a run folder were computed from, so that they can be computed again.
+"""run.json: everything the rows of a run folder were computed from, so that they can be reproduced.
 
 A resume with the same hash of the config continues the run; another config is compared key by key, and only
-additions at the end of a list of methods, metrics, checkpoints, models or images are accepted, because rows
-that exist then stay true.
+additions at the end of a list of methods, metrics, checkpoints, models or images are accepted, because
+existing rows then stay valid.
 
-Folders have a format, which is 2; others are refused.
+The format of folders is 2; others are refused.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Config(TypedDict, total=False):
 
 
 class Change(NamedTuple):
-    """One difference between two configs, as a sentence; an addition leaves existing rows true."""
+    """One difference between two configs, as a sentence; existing rows stay valid after an addition."""
 
     key: str  # its dotted path
     sentence: str
@@ -67,7 +67,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a run is made of and where it was started."""
+    """Record of a run: config, weights, images, versions and machine."""
 
     config: Mapping[str, Any]
     seed: int = 0
@@ -80,7 +80,7 @@ class Manifest:
     started: str = ""
     command: Sequence[str] = ()
     earlier: Sequence[Mapping[str, Any]] = ()  # the manifests this one grew from
-    pictures: str = ""  # hash of the pictures' contents, one by one in images.json
+    pictures: str = ""  # hash of the images' contents, one by one in images.json
     code: Mapping[str, str] = field(default_factory=dict)  # hash of each file behind a FILE.py factory
     brought: Mapping[str, str] = field(default_factory=dict)  # hash of the files behind a method, by method
     preprocess: str = ""  # what images go through before the network, in words
@@ -91,7 +91,7 @@ class Manifest:
 
     @staticmethod
     def collect(config: Mapping[str, Any], *, device: str = "cpu", **known: Any) -> Manifest:
-        """A manifest of this moment: versions, git state of the working directory, machine, time.
+        """A manifest of the current versions, git state of the working directory, machine and time.
 
         known: other fields, such as seed and models.
         """
@@ -106,7 +106,7 @@ class Manifest:
 
     @property
     def is_multilabel(self) -> bool:
-        """Whether the network answers several findings at once, any number of which a picture may have."""
+        """Whether the network is multi-label."""
         return bool(self.config.get("model", {}).get("head") == SEVERAL)
 
     @property
@@ -116,7 +116,7 @@ class Manifest:
     def changes(
         self, new: Manifest, growing: Collection[str] = GROWING, free: Collection[str] = ()
     ) -> list[Change]:
-        """What a resume with `new` would change: config, seed, weights or images."""
+        """Differences that a resume with `new` would make: config, seed, weights or images."""
         changes: list[Change] = []
         if self.config_hash != new.config_hash:
             changes += compare_configs(self.config, new.config, growing, free)
@@ -192,11 +192,11 @@ def compare_configs(
     growing: Collection[str] = GROWING,
     free: Collection[str] = (),
 ) -> list[Change]:
-    """What changed from one config to another, key by key.
+    """Differences between two configs, key by key.
 
     Under a key named in `growing` a list may gain entries at its end, a table of named things new names,
-    and a number may rise; keys in `free` (dotted paths, such as run.workers) may change without a word.
-    Everything else is no addition.
+    and a number may rise; keys in `free` (dotted paths, such as run.workers) may change without notice.
+    Everything else is not an addition.
 
     >>> old, new = {"methods": ["rise"], "seed": 0}, {"methods": ["rise", "lime"], "seed": 1}
     >>> [(change.sentence, change.addition) for change in compare_configs(old, new)]
@@ -256,7 +256,7 @@ def _short(value: Any) -> str:
 
 
 def _plain(config: Mapping[str, Any]) -> Any:
-    """As it reads back from JSON, so that tuples equal lists and paths equal their text."""
+    """The config as read back from JSON, so that tuples equal lists and paths equal their text."""
     return json.loads(_canonical(config))
 
 
@@ -281,7 +281,7 @@ def maker(device: str) -> dict[str, str]:
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """Commit of the repository around a folder and whether files differ from it; None outside of one."""
+    """Commit of the repository around a folder and whether it has changes; None outside a repository."""
 
     def git(*arguments: str) -> str:
         command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
@@ -299,7 +299,7 @@ def _gpu_name(device: str) -> str:
     """Name of a CUDA device; "" for another device."""
     if device.partition(":")[0] != "cuda":
         return ""
-    import torch  # readers of a run do without
+    import torch  # not needed to read a run
 
     return torch.cuda.get_device_name(device) if torch.cuda.is_available() else ""
 

@@ -45,7 +45,7 @@ SMALLEST = 2.0**-24  # the smallest half-precision number above zero
 
 
 def pack(values: Tensor) -> tuple[np.ndarray, dict[str, list[float]]]:
-    """ "b h w" -> the same in half precision, so that half the bytes leave a GPU, with scale and offset."""
+    """ "b h w" -> half precision with scale and offset, so that half the bytes are copied from a GPU."""
     stored, scale, offset = halved(values)
     return stored.cpu().numpy(), {"scale": _shortest(scale), "offset": _shortest(offset)}
 
@@ -155,7 +155,7 @@ class Shard:
 
 
 class MapStore:
-    """The maps of all finished units. Indexes are read once per store; maps when they are needed."""
+    """The maps of all finished units. Indexes are read once per store; maps on demand."""
 
     def __init__(self, root: Path, units: Callable[[], Mapping[str, Seal]]) -> None:
         self.root, self._units = root, units
@@ -190,7 +190,7 @@ class MapStore:
         return self.read_arrays(checkpoint, method, ids).as_tensors()
 
     def read_arrays(self, checkpoint: str, method: str, ids: Sequence[str] | None = None) -> StoredMaps:
-        """The same as `read`, without torch."""
+        """As `read`, without torch."""
         if not ids or not all(self.known(checkpoint, method, ids)):
             self._refresh()
         places = self._of(checkpoint, method)
@@ -226,7 +226,7 @@ class MapStore:
         return places
 
     def _refresh(self) -> None:
-        """Read the indexes of units that were finished since. A map stored by two units is equal in both."""
+        """Read the indexes of newly finished units. A map stored by two units is equal in both."""
         for part, seal in self._units().items():
             path = self.root / f"{part}.json.gz"
             if part in self._known or f"maps/{path.name}" not in seal.files:
@@ -319,7 +319,7 @@ def _sizes(maps: StoredMaps) -> str:
 
 
 def _shortest(numbers: Tensor) -> list[float]:
-    """float32 numbers with no more digits than they need."""
+    """float32 numbers with the fewest digits that restore them."""
     return [float(str(number)) for number in numbers.flatten().cpu().numpy()]
 
 

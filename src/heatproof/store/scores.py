@@ -41,7 +41,7 @@ COLUMNS = {
 }
 FORMATS = ("csv", "parquet", "latex")
 
-# Nothing may be fetched from the network because a query names an unknown function.
+# DuckDB must not download an extension because a query names an unknown function.
 CONFIG = {"autoinstall_known_extensions": "false"}
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # beginnings of text that a spreadsheet would compute
 
@@ -66,15 +66,15 @@ class Scores:
         self._parts = parts or (lambda: sorted(folder.glob("*.parquet")))
 
     def sql(self, query: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
-        """The rows of a query as dicts; `?` in the query stands for the parameters in turn."""
+        """The rows of a query as dicts; each `?` in the query is replaced by the next parameter."""
         with _clear_query_failure():
             cursor = self._with_status(self._cursor(), query).execute(query, list(parameters))
             return _rows(cursor)
 
     def ask(self, query: str, files: bool = False) -> list[dict[str, Any]]:
-        """As `sql`, for a query that may come from elsewhere; Ctrl-C ends it.
+        """As `sql`, for a query from outside; Ctrl-C ends it.
 
-        The rows are read into a database of their own, which then can reach no file; files: it can.
+        The rows are copied to a separate database without access to files, unless `files` is set.
         """
         connection = _duckdb().connect(config=CONFIG)
 
@@ -87,7 +87,7 @@ class Scores:
 
         with _clear_query_failure(), closing(connection), ThreadPoolExecutor(1) as pool:
             answer = pool.submit(work)
-            try:  # DuckDB hears no signal, so it works in a thread and this one listens
+            try:  # DuckDB ignores signals, so it works in a thread while this one waits for Ctrl-C
                 return answer.result()
             except BaseException:
                 connection.interrupt()
@@ -161,7 +161,7 @@ class Scores:
         yield ""
 
     def _cursor(self, own: Any = None, kind: str = "view") -> Any:
-        """A private view of the one database, or one's own, with `scores` over the parts that exist now."""
+        """A cursor on the shared or a private database, with the view `scores` over the current parts."""
         cursor = own or _database().cursor()
         if parts := self._parts():
             files = ", ".join(_literal(glob.escape(str(part))) for part in parts)
@@ -184,7 +184,7 @@ class Scores:
 
 
 def csv_cell(value: Any) -> Any:
-    """A cell of a CSV file; a spreadsheet must not take text from outside for a formula.
+    """A cell of a CSV file; text that a spreadsheet would evaluate as a formula is quoted.
 
     >>> csv_cell("=1+1.png"), csv_cell("cat.png"), csv_cell(-0.5)
     ("'=1+1.png", 'cat.png', -0.5)
@@ -221,7 +221,7 @@ def write_part(path: Path, scores: Sequence[Score], unit: str) -> None:
             texts = {value: valid_unicode(value) for value in set(values)}  # few, over and over
             rows[name] = np.array([texts[value] for value in values], dtype=object)
         elif kind == "BIGINT":
-            # DuckDB 1 ignores the mask of a masked array, so what is missing is a column of its own.
+            # DuckDB 1 ignores the mask of a masked array, so missing values have a column of their own.
             rows[f"no_{name}"] = np.array([value is None for value in values], dtype=bool)
             rows[name] = np.array([0 if value is None else int(value) for value in values], dtype=np.int64)
             typed[-1] = f"(case when no_{name} then null else {name} end)::{kind} as {name}"

@@ -1,4 +1,4 @@
-"""Check that a run folder is still what was written: files against seals, seals against themselves.
+"""Verify a run folder: files against seals, seals against their own checksums.
 
 A finding is a file that is damaged, missing or foreign (no seal or plan names it). Repair drops the units
 that findings belong to, so that the run computes them again, and sets aside what is foreign.
@@ -29,7 +29,7 @@ from heatproof.store.manifest import LaterFormatError, Manifest
 
 
 class Finding(NamedTuple):
-    """One file that is not what was written."""
+    """One file that differs from what was written."""
 
     path: str  # relative to the folder
     problem: str
@@ -37,9 +37,9 @@ class Finding(NamedTuple):
 
 
 def inspect(path: Path) -> list[Finding]:
-    """All findings of a run folder, of which everything is read; raises for a later format."""
+    """All findings of a run folder, which is read completely; raises for a later format."""
     if not (path / "run.json").exists() and not (path / "seals").is_dir():
-        RunFolder.open(path)  # which says why it is no run folder
+        RunFolder.open(path)  # raises if it is not a run folder
     findings = list(_records(path))
     broken = {finding.path for finding in findings}
     plan = None if "plan.json" in broken else RunFolder(path, Manifest({})).planned()
@@ -112,7 +112,7 @@ def _unplanned(path: Path, plan: dict[str, Any], seals: dict[str, Seal | None]) 
 
 
 def repair(path: Path, findings: Sequence[Finding]) -> list[str]:
-    """Drop what findings belong to and set aside what is foreign; the units that must be made again."""
+    """Drop the units of findings and move foreign files aside; returns the units to compute again."""
     readable = not any(finding.path == "run.json" for finding in findings)
     folder = RunFolder(path, Manifest.read(path / "run.json") if readable else Manifest({}))
     units = {finding.unit for finding in findings if finding.unit}
@@ -140,7 +140,7 @@ def _files(root: Path) -> Iterator[str]:
         for parent, below, names in os.walk(root / folder):
             below_links = [name for name in below if Path(parent, name).is_symlink()]
             for name in (*names, *below_links):
-                if lease_of(name) is None:  # its lease tells whether it is still written
+                if lease_of(name) is None:  # its lease shows whether it is still being written
                     yield Path(parent, name).relative_to(root).as_posix()
 
 

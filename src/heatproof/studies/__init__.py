@@ -1,1 +1,1 @@
-"""Protocols end to end, a folder each: what it may be told, its steps, its tables and page."""
+"""Protocols end to end, one folder each: settings, steps, tables and page."""

@@ -1,4 +1,4 @@
-"""Shared parts of the protocols: runs in the study's folder, units of their own, means, tables as data."""
+"""Shared parts of the protocols: runs in the study's folder, own units, means, tables as data."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Outcome:
 
 
 def need_one_class(model: Model, who: str) -> None:
-    """Raise an error if the network does not predict one class per image, which a blank image shows."""
+    """Raise an error if the network does not predict one class per image, tested on a blank image."""
     model.logits(model.preprocess.blank)
     model.head.need_one_class(who)
 

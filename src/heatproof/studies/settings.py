@@ -65,7 +65,8 @@ class Settings:
 
 
 def pixels(text: str) -> tuple[int, ...]:
-    """
+    """Parse one or more sizes.
+
     >>> pixels("128"), pixels("96,128")
     ((128,), (96, 128))
     """
@@ -81,7 +82,8 @@ def pixels(text: str) -> tuple[int, ...]:
 
 
 def numbers(text: str) -> tuple[float, ...]:
-    """
+    """Parse numbers between commas.
+
     >>> numbers("0.5, 0.25")
     (0.5, 0.25)
     """

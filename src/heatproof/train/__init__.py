@@ -1,4 +1,4 @@
-"""The training recipes the papers need: two-phase, ZS, FT-Struct, FT-LeakMin, over one seeded epoch loop."""
+"""Training recipes of the papers: two-phase, ZS, FT-Struct, FT-LeakMin, over one seeded epoch loop."""
 
 import lazy_loader
 

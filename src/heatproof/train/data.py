@@ -66,7 +66,7 @@ class Data:
         return Data(self.images[which], self.labels[which], masks)
 
     def near(self, device: torch.device) -> Data:
-        """Moved to the device if there is room for all of it; else unchanged, to be moved batch by batch."""
+        """The data on the device if it fits there; else unchanged, to be moved batch by batch."""
         if device.type == "cuda":
             needed = self.images.numel() + sum(mask.numel() for mask in self.masks.values())
             if self.images.device != device and needed > RESIDENT_SHARE * torch.cuda.mem_get_info(device)[0]:
@@ -86,7 +86,7 @@ class Data:
 def read_data(
     source: Source, preprocess: Preprocess, indices: Sequence[int] | None = None, batch_size: int = 64
 ) -> tuple[Data, list[Failure]]:
-    """Read a source's images, with its masks, preprocessed; also returns the images that failed."""
+    """Read and preprocess a source's images and masks; also returns the images that failed."""
     if not source.labelled:
         raise InputError("these images have no labels, and a classifier cannot be trained without")
     images, labels, failures = [], [], []

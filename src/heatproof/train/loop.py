@@ -87,7 +87,7 @@ class EpochPlan(NamedTuple):
 
 
 class Course(Protocol):
-    """Everything the loop needs to know about a training."""
+    """Interface of a training plan for the loop."""
 
     @property
     def epochs(self) -> int:
@@ -95,13 +95,13 @@ class Course(Protocol):
 
     @property
     def fingerprint(self) -> dict[str, str]:
-        """Values that must be equal for a training to be resumed, by the words an error uses for them."""
+        """Values that must be equal for a training to be resumed, by their names in error messages."""
 
     def next_epoch(self, history: History) -> EpochPlan | None:
         """Return the plan of the next epoch, None at the end of the training."""
 
     def validate(self) -> tuple[float, float]:
-        """Accuracy and AUC of the network as it is."""
+        """Accuracy and AUC of the network in its current state."""
 
 
 def fit(
@@ -249,7 +249,7 @@ def cross_entropy(phase: Phase, logits: Tensor, labels: Tensor, weights: Tensor 
 
 
 class RecipeCourse:
-    """A training by a recipe on images in memory; what cannot work is refused before the first epoch."""
+    """A training by a recipe on images in memory; invalid settings raise before the first epoch."""
 
     def __init__(self, model: Model, train: Data, valid: Data, recipe: Recipe, seed: int) -> None:
         wanted = (model.preprocess.channels, *train.images.shape[2:])

@@ -135,7 +135,7 @@ class ModuleRun:
 
 @dataclass
 class Parts:
-    """What is trained: names of parameters, and the modules that are in training mode."""
+    """What is trained: names of parameters, and modules in training mode."""
 
     parameters: frozenset[str]
     modules: frozenset[str] = field(repr=False)
@@ -192,7 +192,7 @@ def _named_parts(module: nn.Module, names: Sequence[str]) -> Parts:
 
 
 def _with_parents(names: set[str]) -> frozenset[str]:
-    """The modules and all that contain them: some networks drop out in their own forward."""
+    """The modules and all that contain them: some networks apply dropout in their own forward."""
     parents = {name.rsplit(".", i)[0] for name in names for i in range(1, name.count(".") + 1)}
     return frozenset(names | parents | {""})
 
@@ -232,7 +232,7 @@ def head_name(model: Model, runs: dict[str, ModuleRun]) -> str:
         raise LayerError(f"{model.name} has no parameters, so there is nothing to train")
     name = max(owners, key=lambda owner: runs[owner].start)
     head = model.module.get_submodule(name)
-    if not isinstance(head, (nn.Linear, nn.Conv2d)) and type(head).__name__ != "Dense":  # as Keras calls it
+    if not isinstance(head, (nn.Linear, nn.Conv2d)) and type(head).__name__ != "Dense":  # Dense: of Keras
         raise LayerError(
             f"the last part of {model.name} with parameters is {name or 'the network itself'!r}, "
             "not a linear layer; name the modules to be trained, such as ('layer4', 'fc')"
@@ -293,8 +293,10 @@ def _searched_ends(model: Model, runs: dict[str, ModuleRun]) -> list[int]:
 
 
 def _blocks(module: nn.Module, runs: dict[str, ModuleRun], name: str = "") -> list[str]:
-    """The modules a network is a chain of; containers, and what halves more than once, are replaced by
-    their children."""
+    """The modules that a network is a chain of.
+
+    Containers, and modules that halve the size more than once, are replaced by their children.
+    """
     part, run = module.get_submodule(name), runs.get(name)
     children = [f"{name}.{child}".lstrip(".") for child, _ in part.named_children()]
     if run is not None and name and not isinstance(part, nn.Sequential):

@@ -1,4 +1,4 @@
-"""How two papers train: C-Score's two phases, and CAMBench-QR's three regimes with the studies around them.
+"""Training protocols of two papers: C-Score's two phases, and CAMBench-QR's three regimes.
 
 C-Score (elangovan2026cscore): first the head alone, then everything at a low rate.
 
@@ -78,7 +78,7 @@ def two_phase_recipe(
     class_weights: tuple[float, ...] | str | None = None,
     **batches: Any,
 ) -> Recipe:
-    """The paper's two phases; every number may be set. batches: batch_size, flip, amp of the Recipe.
+    """Recipe of the C-Score paper's two phases. batches: batch_size, flip, amp of the Recipe.
 
     first_depth: what phase 1 trains; "all" for a backbone that has no weights worth freezing.
     """
@@ -148,7 +148,7 @@ def ablation_grid(values: Sequence[float] = GRID) -> Iterator[tuple[float, float
 
 @dataclass(frozen=True)
 class LeakMin:
-    """The second term of eq. 2, for a phase's `penalty`."""
+    """Leakage penalty of CAMBench-QR: the second term of eq. 2, for a phase's `penalty`."""
 
     lam: float = 0.25
     alpha: float = 0.25
@@ -188,7 +188,7 @@ class LeakMin:
 def soft_gradcam(step: TrainedBatch, activations: Tensor, positive: Tensor) -> Tensor:
     """Grad-CAM "p H W" of each chosen image's own class, at the image's size, with its graph."""
     layout = layout_of(activations, step.images, step.model.module)
-    assert layout is not None  # prepare() has seen it
+    assert layout is not None  # checked by prepare()
     score = step.model.scores(step.logits, step.labels)[positive].sum()
     (gradient,) = torch.autograd.grad(score, activations, create_graph=True, allow_unused=True)
     if gradient is None:

@@ -1,4 +1,4 @@
-"""How a network is trained, and what a training reports; imported without torch by settings and verdicts.
+"""Recipes and histories of trainings; without torch, for settings and verdicts.
 
     loss      cross-entropy with label smoothing and class weights, plus an optional penalty
     schedule  "cosine": lr (1 + cos(pi e / E)) / 2 for the epochs e = 0 .. E-1 of a phase; "constant": lr

@@ -1,1 +1,1 @@
-"""What a run comes to: its numbers, a training as a table, alarms, rules that a build can fail on."""
+"""Results of a run: its numbers, the verdict, trainings as tables, alarms, and rules for CI."""

@@ -138,7 +138,7 @@ def surely_above(hits: int, n: int, share: float, confidence: float = 0.95) -> b
 
 @dataclass(frozen=True)
 class _CheckpointJudge:
-    """The run as it is known at checkpoint k."""
+    """Finds the alarms of checkpoint k from the checkpoints up to k."""
 
     run: Trajectory
     k: int
@@ -165,6 +165,8 @@ class _CheckpointJudge:
 
     def _method(self, method: str, state: MethodState, listed: Mapping[int, PerClass]) -> Iterator[Alarm]:
         """Collapse of the method first, then of single classes, then masking."""
+        # One alarm per cause: a collapse of the method explains those of its classes, so they are not
+        # repeated.
         blank = {c for c, score in listed.items() if self._mostly_blank(score)}
         before = self._fallen_from(method, None, state.overall)
         if before and listed and self._holds(self.k):
@@ -192,6 +194,7 @@ class _CheckpointJudge:
 
     def _nearly_empty(self, k: int, c: int) -> bool:
         state, t = self.run.checkpoints[k].classes[c], self.thresholds
+        # At least 2, since a C-Score needs a pair of maps; the binomial test guards against small classes.
         short = state.total > 0 and state.gold < max(2, t.near_zero * state.total)
         return short and surely_above(state.total - state.gold, state.total, 1 - t.most, t.confidence)
 
@@ -201,7 +204,7 @@ class _CheckpointJudge:
         return any(not self._nearly_empty(k, c) for k in past)
 
     def _stays_empty(self, c: int) -> bool:
-        """Whether the model is sure of most images of the other classes, now and at the last checkpoint."""
+        """Whether the model is confident about most other images, here and one checkpoint before."""
         for k in range(max(self.k - 1, 0), self.k + 1):
             classes = self._at(k, c).classes
             gold = sum(state.gold for other, state in classes.items() if other != c)
@@ -218,7 +221,7 @@ class _CheckpointJudge:
         return surely_above(hits, score.n, self.thresholds.most, self.thresholds.confidence)
 
     def _fallen_from(self, method: str, c: int | None, now: PerClass) -> tuple[str, float] | None:
-        """The checkpoint and value of the best C so far (of a class or overall), if it is lost."""
+        """Checkpoint and value of the best C so far (of a class or overall), if C has collapsed since."""
         best: tuple[str, float] = "", -1
         for k, checkpoint in enumerate(self.run.checkpoints[: self.k]):
             state = checkpoint.methods.get(method)

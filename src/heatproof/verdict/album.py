@@ -79,11 +79,11 @@ def make_album(
     crop: int = CROP,
     layer: Layer = None,
 ) -> Album:
-    """Cut crops out where the maps are strongest and group them by their features; the network is only read.
+    """Crop images where the maps are strongest and group the crops by their features.
 
     Args:
         model: the network that was explained.
-        images: model-ready, "b c H W", the ones that the maps are of.
+        images: the explained images, model-ready, "b c H W".
         maps: by method, from `hp.explain`; each image belongs to the class that they explain.
         methods: whose maps count: name those that follow the network. By default all.
         classes: names, by number.
@@ -113,7 +113,7 @@ def album_of_run(
     checkpoint: str | None = None,
     layer: Layer = None,
 ) -> Album:
-    """From the maps and images that a run stored. model: the network of that checkpoint."""
+    """Make the album from the maps and images of a run. model: the network of that checkpoint."""
     checkpoint = checkpoint or last_with_maps(folder)
     store, stored = folder.maps(), folder.pictures()
     at, facts = valid_unicode(checkpoint), folder.manifest.facts
@@ -173,7 +173,7 @@ def open_model(
 
 
 def _chosen_methods(methods: Sequence[str] | None, known: Sequence[str]) -> list[str]:
-    """Those whose maps count; raises InputError if one has none."""
+    """Methods whose maps are used; raises InputError if one has none."""
     names = list(known if methods is None else methods)
     if not names:
         raise InputError("an album needs the maps of a method that follows the network, and there is none")
@@ -185,7 +185,7 @@ def _chosen_methods(methods: Sequence[str] | None, known: Sequence[str]) -> list
 
 
 def by_class(explained: Sequence[int], most: int) -> dict[int, list[int]]:
-    """Places of images by class: the largest classes in order of their numbers, each evenly thinned.
+    """Indices of images by class: the largest classes in order of their numbers, each evenly thinned.
 
     >>> by_class([1, 0, 1, 1, -1], 2)
     {0: [1], 1: [0, 3]}
@@ -350,7 +350,7 @@ def bind(crops: Mapping[int, ClassCrops], names: Sequence[str] = ()) -> tuple[Cl
 
 
 def alike(features: np.ndarray) -> list[np.ndarray]:
-    """Places of the rows "n c" in groups of similar direction: largest first, the most typical in front.
+    """Indices of the rows "n c" in groups of similar direction: largest first, the most typical in front.
 
     >>> [group.tolist() for group in alike(np.array([[0.0, 1], [2, 0.1], [1, 0], [3, 0]]))]
     [[2, 3, 1], [0]]

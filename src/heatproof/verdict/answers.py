@@ -72,7 +72,7 @@ class Test:
 
 @dataclass(frozen=True, repr=False)
 class Claim:
-    """Yes or no, with the reason: `assert claim` prints the sentence if it fails."""
+    """A yes or no with its reason: `assert claim` prints the sentence if it fails."""
 
     holds: bool
     sentence: str
@@ -157,7 +157,7 @@ class LabelAgreement:
 
 @dataclass(frozen=True, repr=False)
 class Verdict:
-    """Both answers for one checkpoint of a run, the alarms over its training, notes and warnings."""
+    """Both answers for one checkpoint of a run, alarms over its training, obstacles and warnings."""
 
     checkpoint: str
     methods: tuple[MethodAnswer, ...]
@@ -170,7 +170,7 @@ class Verdict:
 
     @property
     def follow(self) -> Answer:
-        """Of the maps as a whole: yes if a method follows, no if none does and all are decided."""
+        """The answer for all maps: yes if a method follows, no if none does and all are decided."""
         answers = [method.follows for method in self.methods]
         if "yes" in answers:
             return "yes"
@@ -219,7 +219,7 @@ class Verdict:
 
     @property
     def measured(self) -> str:
-        """How often such a verdict is wrong; "" if no test that votes was measured."""
+        """Measured error rates of such a verdict; "" if no test that votes was calibrated."""
         known = self.rates.get("rates") or {}
         if not known or not any(test.votes for method in self.methods for test in method.tests):
             return ""

@@ -1,4 +1,4 @@
-"""A run folder as one structure, which the page, the live page and the verdict read.
+"""A run folder as one structure for the page, the live page and the verdict.
 
 Everything is about one model. Means are over images at one checkpoint (the last by default), with 95 %
 bootstrap intervals over images; values of whole classes or checkpoints have the interval that was stored with
@@ -71,7 +71,7 @@ class Measure:
 
     @property
     def short(self) -> str:
-        """For the middle of a sentence."""
+        """Name for use within a sentence."""
         return self.plain.partition(":")[0]
 
     @property
@@ -94,7 +94,7 @@ class Measure:
 
     @property
     def is_test(self) -> bool:
-        """Whether the verdict rests on it."""
+        """Whether the verdict depends on it."""
         return self.facts.test and self.base in self.facts.titles
 
 
@@ -163,7 +163,7 @@ class Cell:
 
     @property
     def defined(self) -> float:
-        """The value; NaN if it is of no image, such as the C-Score of an empty gold list, stored as 0."""
+        """The value; NaN if it is about no image, such as the C-Score of an empty gold list, stored as 0."""
         return NAN if self.n == 0 else self.value
 
 
@@ -187,6 +187,7 @@ class Images:
         if self.group is None:
             return column
         defined = np.isfinite(column)
+        # Near-duplicates are not independent: as separate images they would make tests too sure.
         at, n = self.group[defined], len(column)
         counts, sums = np.bincount(at, minlength=n), np.bincount(at, column[defined], n)
         return np.where(counts > 0, sums / np.maximum(counts, 1), NAN)
@@ -428,6 +429,7 @@ def _with_groups(folder: RunFolder, checkpoint: str, images: Images) -> Images:
         return images
     at = [place[name] for name in images.ids]
     original = near_duplicates(seen.thumbnails)
+    # Grouped per explained class, since copies with different labels are different questions.
     copies = frozenset(name for i, name in enumerate(seen.ids) if original[i] != i)
     first: dict[tuple[int, int | None], int] = {}
     keys = zip(original[at].tolist(), images.explained, strict=True)

@@ -1,4 +1,4 @@
-"""Does the map follow the network? Answered for each method by comparing its maps with control maps.
+"""Whether maps follow the network: each method's maps are compared with control maps.
 
 Two numbers per image, of the metric that is registered to vote: how much better the map is than the method's
 maps under random weights, and than the map itself rotated by half a turn. With w and p their means over
@@ -14,7 +14,7 @@ images, and `best` the largest min(w, p) among the methods of the run,
 If all maps of a run are stored maps, no known method sets the scale, and any map is the best of its own run:
 then "follows" needs w and p surely above yes * max(1, best).
 
-"Surely": a one-sided t test over images at 5 %, Holm-corrected over the methods of the run (and doubled for
+"Surely": a one-sided t test over images at 5 %, Holm-corrected over the methods of the run (p doubled for
 "w or p"). informative, yes and no were chosen on one half of the networks of a population with planted
 evidence; their error rates were counted on the other half (rates.json, docs/results/calibration.md).
 """
@@ -53,7 +53,7 @@ class FollowRule:
 
 @lru_cache(maxsize=1)
 def calibration() -> Mapping[str, Any]:
-    """The measured rule with its rates, the population and the command behind them."""
+    """The calibrated rule with its error rates, the population and the command that measured them."""
     content: dict[str, Any] = json.loads(Path(__file__).with_name("rates.json").read_text("utf-8"))
     return content
 
@@ -80,8 +80,12 @@ def answers(values: Values, by: FollowRule, scale: float = 0.0) -> dict[str, Ans
     judged = _judged(values)
     if (thresholds := limits(values, by, scale)) is not None:
         low, high = thresholds
+        # Holm, not Bonferroni: it bounds the chance of any wrong answer in a run at 5 % as well, with more
+        # power. "Follows" needs both numbers, so the larger p counts; no further correction is needed for a
+        # maximum.
         above = holm({m: max(p_above(column, high) for column in both) for m, both in judged.items()})
         below = holm({m: _p_below(both, low) for m, both in judged.items()})
+        # Too few images, or no method that stands out, leaves "undecided": absence of evidence is not a "no".
         results |= {m: decided(above[m], below[m]) for m in judged}
     return results | {m: "no" for m, both in judged.items() if ignores_weights(both)}
 
@@ -93,11 +97,13 @@ def ignores_weights(both: Sequence[np.ndarray]) -> bool:
 
 
 def limits(values: Values, by: FollowRule, scale: float = 0.0) -> tuple[float, float] | None:
-    """Surely below the first: does not follow; surely above the second: follows. None: no method is judged.
+    """Limits of "does not follow" (below) and "follows" (above); None if no method is judged.
 
     scale: the least that counts as the best for "follows": ALONE if all maps of the run are stored.
     """
     best = max((min(c.mean() for c in both) for both in _judged(values).values()), default=-math.inf)
+    # Relative to the best method: the size of w and p depends on the network and its evidence, so an absolute
+    # limit would reject every method on networks with diffuse evidence.
     return None if best < by.informative else (max(0.0, by.no * best), by.yes * max(scale, best))
 
 
@@ -118,7 +124,7 @@ def per_test_answers(
 
 
 def _judged(values: Values) -> dict[str, list[np.ndarray]]:
-    """The defined numbers of methods with enough of them."""
+    """The defined numbers of methods with at least ENOUGH images."""
     defined = {m: [column[np.isfinite(column)] for column in both] for m, both in values.items()}
     return {m: both for m, both in defined.items() if min(map(len, both)) >= ENOUGH}
 
@@ -140,6 +146,7 @@ def _p_below(both: Sequence[np.ndarray], threshold: float) -> float:
     """p that w or p is below the threshold; 0 for maps that ignore the weights."""
     if ignores_weights(both):
         return 0.0
+    # "Does not follow" needs only one of both numbers: the smaller p, doubled for two attempts.
     return min(1.0, 2 * min(p_above(-column, -threshold) for column in both))
 
 

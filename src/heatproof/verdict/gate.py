@@ -1,4 +1,4 @@
-"""The gate: check rules (rules.py) about a run folder, so that a build can fail.
+"""The gate: check rules (rules.py) on a run folder and fail the build if one is broken.
 
 Case, hyphens, underscores and spaces in names do not matter; a name with a dot or a bracket in it goes in
 quotes. A metric or method named without options means all its variants, and everything that a rule matches
@@ -7,7 +7,7 @@ computed yet, or of fewer than `min_n` images (30) holds no rule. n is the size 
 C-Score, otherwise the number of images that the number is about.
 
 One rule is always checked: the run is complete, and at least `min_usable` of its images (95 %) could be used.
-If a folder does not say what was planned (a monitored training), only its images count.
+If a folder has no plan (a monitored training), only its images count.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ class RuleResult:
     holds: bool
     values: tuple[RuleValue, ...] = ()  # the worst first
     alarms: tuple[Alarm, ...] = ()
-    reasons: tuple[str, ...] = ()  # why it fails, if no number says so
+    reasons: tuple[str, ...] = ()  # why it fails, if not because of a number
     n: int = 0  # the fewest images that it was decided by
 
     @property
     def lines(self) -> list[RuleLine]:
-        """All that breaks the rule, or the number that came nearest to it."""
+        """All numbers and alarms that break the rule, or the number nearest to breaking it."""
         n = str(self.n)
         lines = [
             RuleLine("", n, f"{a.where} / {a.checkpoint}", f"{a.name}: {a.sentence}") for a in self.alarms
@@ -94,7 +94,7 @@ class RuleResult:
 
     @property
     def sentence(self) -> str:
-        """The rule, whether it holds, and what decided it."""
+        """The rule, whether it is met, and the numbers that decided it."""
         return f"{self.rule}: {'holds' if self.holds else 'does not hold'}, {'; '.join(map(str, self.lines))}"
 
 
@@ -106,6 +106,7 @@ def check(
     Every rule is parsed, and its names are looked up, before the first is checked.
     """
     run = _Run(folder if isinstance(folder, RunFolder) else RunFolder.open(folder), min_n)
+    # All names are resolved first: a typing error must fail the build even if an earlier rule fails too.
     parsed = [read_rule(text) for text in rules]
     checks = [run.plan(rule) for rule in parsed]
     return [whole(run.folder, min_usable), *(check_rule() for check_rule in checks)]
@@ -113,6 +114,7 @@ def check(
 
 def whole(folder: RunFolder, min_usable: float) -> RuleResult:
     """Whether a run is complete and enough of its images could be used."""
+    # A rule that is met on half the images is no evidence, so an incomplete run never passes.
     status = folder.status()
     holds = status.complete and status.usable >= min_usable
     value = RuleValue("", "", "", "", "usable", status.usable, status.planned, holds, status.sentence)
@@ -238,7 +240,7 @@ class _Run:
         return RuleResult(rule.text, holds, tuple(values), n=n)
 
     def check_answers(self, rule: Rule, names: Sequence[str | int]) -> RuleResult:
-        """A question of the verdict: it holds if every answer is yes."""
+        """Check a question of the verdict: every answer must be yes."""
         results = [
             (checkpoint, *answer)
             for model, checkpoint in self._places(rule)
@@ -251,7 +253,7 @@ class _Run:
     def _answers(
         self, rule: Rule, names: Sequence[str | int], model: str, checkpoint: str
     ) -> Iterator[tuple[str, Answer, int, str]]:
-        """Name, answer, images, and why it is not enough ("" if it is)."""
+        """Name, answer, images, and why it does not suffice ("" if it does)."""
         try:
             verdict = judge(read_run(self.folder, model, checkpoint))
         except InputError as error:  # not computed yet

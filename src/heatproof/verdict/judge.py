@@ -51,7 +51,7 @@ BLANK_WORDS = {
 
 
 def judge(data: RunData, by: FollowRule | None = None) -> Verdict:
-    """The verdict on a run at one checkpoint. by: another rule than the calibrated one."""
+    """Compute the verdict on a run at one checkpoint. by: a rule instead of the calibrated one."""
     by = by or rule()
     notes = tuple(_obstacles(data))
     voting = f"{follow_metric(data.facts).name}_"
@@ -61,13 +61,15 @@ def judge(data: RunData, by: FollowRule | None = None) -> Verdict:
     for m in data.real:
         weights, place = (data.images.distinct(data.images.scores.get((name, m), nothing)) for name in names)
         values[m] = weights, place
+    # Maps from files cannot be compared with a known method of the same run, so the rule assumes a scale.
     stored = bool(values) and all(m.startswith(STORED) for m in values)
     scale = ALONE if stored else 0.0
     results = answers(values, by, scale)
+    # Blank maps have no number, so a method could pass on its few other maps alone.
     yes = [m for m, answer in results.items() if answer == "yes"]
     mostly_blank = [m for m in yes if _mostly_blank(data, m, yes, values)]
     results |= dict.fromkeys(mostly_blank, "undecided")
-    if notes:  # no "yes" about maps of a network that does not answer, or of half a run
+    if notes:  # no "yes" for a network without skill, or for an incomplete run; "no" needs neither
         results = {m: "undecided" if answer == "yes" else answer for m, answer in results.items()}
     following = [m for m, answer in results.items() if answer == "yes"]
     thresholds = limits(values, by, scale)
@@ -105,8 +107,7 @@ def judge(data: RunData, by: FollowRule | None = None) -> Verdict:
 def keep(data: RunData, verdict: Verdict) -> str:
     """Write verdict.json into the run's folder; returns a sentence about it.
 
-    The file is about the last checkpoint: the verdict on another is not written. A folder that may not be
-    written is no error.
+    The file is about the last checkpoint; verdicts on others are not written. A read-only folder is no error.
     """
     if (data.model, data.checkpoint) != (data.models[0], data.checkpoints[-1]):
         return ""
@@ -127,7 +128,7 @@ def conclude(folder: RunFolder) -> Verdict:
 
 
 def _mostly_blank(data: RunData, method: str, following: Sequence[str], values: Values) -> bool:
-    """Whether surely most of its maps are blank, of images on which another following method is tested."""
+    """Whether surely most of its maps are blank, on images that another following method is tested on."""
     empty = data.images.scores.get((BLANK.name, method))
     others = [np.isfinite(values[m][0]) for m in following if m != method]
     if empty is None or not others:
@@ -137,7 +138,7 @@ def _mostly_blank(data: RunData, method: str, following: Sequence[str], values: 
 
 
 def _untested(data: RunData, values: Values, methods: Sequence[str]) -> list[int]:
-    """Explained classes on none of whose images the test that votes is defined, for any of the methods."""
+    """Explained classes without any image on which the voting test is defined, for any of the methods."""
     defined = [np.isfinite(column) for m in methods for column in values[m]]
     if not np.any(defined):
         return []
@@ -146,7 +147,7 @@ def _untested(data: RunData, values: Values, methods: Sequence[str]) -> list[int
 
 
 def _tests(data: RunData, method: str, voting: Mapping[str, Answer], threshold: float) -> Iterator[Test]:
-    """The tests that vote, then the others that are about maps, as information."""
+    """The tests that vote, then the others about maps, as information."""
     of_maps = [of for of in data.measures if of.facts.judges == "map" or of.name in voting]
     for of in sorted(of_maps, key=lambda of: of.name not in voting):
         if cell := data.cells.get((of.name, method)):
@@ -166,7 +167,7 @@ def _how_to_measure(data: RunData) -> str:
 
 
 def _missing_controls(data: RunData, metric: str, method: str) -> str:
-    """The reason in the rows why no image has a number against maps under random weights."""
+    """Reason in the rows why there are no numbers against maps under random weights."""
     rows = data.folder.scores().sql(
         "select mode(reason) as reason from scores "
         "where metric = ? and method = ? and model = ? and checkpoint = ? and isnan(value)",
@@ -191,7 +192,7 @@ def _would_decide(n: int, obstacles: bool, none_judged: bool, stored: bool) -> s
 
 
 def _blank(data: RunData, method: str, following: Sequence[str]) -> str:
-    """How many maps are blank and why, and how many while another method that follows is not."""
+    """Share of blank maps and their causes, and of those where another following method is not blank."""
     own = data.images.scores[BLANK.name, method] > 0
     others = [data.images.scores[BLANK.name, m] == 0 for m in following if m != method]
     why = [
@@ -206,7 +207,7 @@ def _blank(data: RunData, method: str, following: Sequence[str]) -> str:
 
 
 def _obstacles(data: RunData) -> Iterator[str]:
-    """Reasons to answer no question with yes."""
+    """Reasons that forbid a "yes" to either question."""
     status = data.folder.status()
     if not status.complete:
         yield f"the run is not complete: {status.sentence}"
@@ -255,7 +256,7 @@ def _tiny_images(sides: np.ndarray) -> str:
 
 
 def _unanswered(data: RunData) -> int:
-    """Images for which the network gave neither a probability nor, if its head has none, a value."""
+    """Number of images without a probability and without a value of the head."""
     images = data.images
     unsure = {name for name, p in zip(images.ids, images.confidence, strict=True) if math.isnan(p)}
     if not unsure:
@@ -269,7 +270,7 @@ def _unanswered(data: RunData) -> int:
 
 
 def _right_by_class(data: RunData) -> dict[int | None, list[float]]:
-    """By label, 1 for every image that is predicted as labelled, else 0."""
+    """By label, 1 for every correctly predicted image, else 0."""
     by_class: dict[int | None, list[float]] = {}
     right = [math.nan if right is None else right for right in data.images.right]
     shares = data.images.distinct(np.array(right))
@@ -305,7 +306,7 @@ def _other_order(data: RunData) -> Iterator[str]:
 
 
 def _no_skill(data: RunData) -> Iterator[str]:
-    """By mean recall, so that predicting the largest class for everything is no skill."""
+    """Test mean recall against chance, so that always predicting the largest class is no skill."""
     right = _right_by_class(data)
     n = sum(map(len, right.values()))
     if n < ENOUGH:
@@ -321,7 +322,7 @@ def _no_skill(data: RunData) -> Iterator[str]:
 
 
 def _no_skill_multilabel(data: RunData) -> Iterator[str]:
-    """By mean AUC over the labels; near-duplicates of other images do not count."""
+    """Test mean AUC over the labels against chance; near-duplicates do not count."""
     predictions = read_predictions(data.folder, data.checkpoint, model=data.model)
     own = [i for i, name in enumerate(predictions.ids) if name not in data.images.copies]
     if predictions.limits is None or len(own) < ENOUGH:

@@ -1,4 +1,4 @@
-"""The evidence album of a run, stored in its folder as album.json with the crops as small PNG files inside.
+"""The evidence album of a run, stored as album.json with the crops as small PNG files inside.
 
 Reading it needs no torch; making it does (album.py).
 """
@@ -29,7 +29,7 @@ StudySource = str | Path | Mapping[str, Any]  # a TOML file, or a dict of the sa
 
 @dataclass(frozen=True, eq=False)
 class Crop:
-    """The place of one image where its maps are strongest."""
+    """The place in one image where its maps are strongest."""
 
     id: str
     box: Box
@@ -51,7 +51,8 @@ class CropGroup:
 
     @property
     def sentence(self) -> str:
-        """
+        """Effect of painting the crops over, as a sentence.
+
         >>> CropGroup(12, 11, 0, 0.8, ()).sentence
         'Painting it over changes the answer in 11 of 12 pictures, painting elsewhere in 0.'
         """

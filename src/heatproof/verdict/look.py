@@ -1,4 +1,4 @@
-"""Does the network look where it should? Answered from images with boxes or masks, by methods that follow it.
+"""Whether the network uses the object: from annotated images, by methods that follow the network.
 
 The number is the metric that is registered to judge the network (the pointing game with boxes, the structure
 score on codes), less that of `random` on the same image: 0 is chance. Per image it is the mean over the
@@ -11,7 +11,7 @@ methods that follow the network.
 
 "Surely": a one-sided t test over images at 5 %, Holm-corrected over the classes. One class that looks
 elsewhere is enough for this answer of the network; else all its images together decide. If no method follows,
-the mean is over all of them: it describes the maps, not the network. Images of a class on
+the mean is over all of them: it shows where maps lie, not what the network uses. Images of a class on
 which no test of the maps is defined are no evidence: the class is undecided, and they do not count.
 
 `there` lies between the numbers of planted and clean twins (rates.json). The numbers of `centre` and `edges`
@@ -48,12 +48,14 @@ def looks(data: RunData, following: Sequence[str], untested: Collection[int] = (
         return NetworkAnswer("undecided", note=_not_tested(data))
     sign = 1 if of.higher_is_better else -1
     columns = {m: sign * column for (name, m), column in data.images.scores.items() if name == of.name}
+    # Chance on the same image, since a large object is hit by any map.
     chance = next(
         (columns[m] for m in data.floors if data.facts.floor_name(m) == "random" and m in columns), None
     )
     if chance is None:
         why = f"{NOT_TESTED}: {of.short} needs `random` among the methods"
         return NetworkAnswer("undecided", note=why)
+    # Only maps that follow the network show what it uses; if none does, all are averaged as information.
     methods = tuple(m for m in following or data.real if m in columns)
     above = data.images.distinct(mean_over_methods(np.stack([columns[m] for m in methods])) - chance)
     known = np.isfinite(above)
@@ -68,6 +70,7 @@ def looks(data: RunData, following: Sequence[str], untested: Collection[int] = (
     answers |= dict.fromkeys(covered, "undecided")
     all_covered = _has_no_room(room[counts])
     whole = _test(of, above[counts], "undecided" if all_covered else _answers({"": above[counts]})[""])
+    # One class with a shortcut is a defect even if the mean over all classes is good.
     lie: Answer = "no" if "no" in answers.values() else whole.answer
     classes = tuple(
         ClassAnswer(
@@ -101,6 +104,7 @@ def _not_tested(data: RunData) -> str:
 def _answers(columns: Mapping[Any, np.ndarray]) -> dict[Any, Answer]:
     there = float(calibration()["network"]["there"])
     enough = {key: column for key, column in columns.items() if len(column) >= ENOUGH}
+    # Holm over the classes: with twenty classes, one would be "surely" wrong by chance at 5 % each.
     above = holm({key: p_above(column, there) for key, column in enough.items()})
     below = holm({key: p_above(-column, -there) for key, column in enough.items()})
     return {key: decided(above[key], below[key]) if key in enough else "undecided" for key in columns}

@@ -54,7 +54,7 @@ _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 
 
 def read_rule(text: str) -> Rule:
-    """Parse a rule; raises InputError that says where it cannot be read.
+    """Parse a rule; raise InputError with the position of the error.
 
     >>> read_rule("cscore.gradcam.'no finding' >= .5").parts
     ('gradcam', 'no finding')
@@ -88,7 +88,7 @@ def read_rule(text: str) -> Rule:
 
 
 def matching(given: str, stored: Sequence[str], registered: Registered) -> list[str]:
-    """Stored names that a given name means: the same one, or any variant if no option is given.
+    """Stored names that match a given name: the same one, or any variant if no option is given.
 
     registered: returns the facts of a name, Facts.metric or Facts.method.
     """

@@ -48,7 +48,7 @@ class ClassState:
 
 @dataclass(frozen=True)
 class LabelState:
-    """One of several labels that an image may have: its own AUC, and the images without it."""
+    """One label of a multi-label dataset: its own AUC, and the images without it."""
 
     auc: float
     absent: ClassState  # gold: those for which it is not predicted
@@ -65,7 +65,7 @@ class MethodState:
 
 @dataclass(frozen=True)
 class CheckpointState:
-    """One checkpoint: numbers of the classifier and of the explanations."""
+    """Numbers of the classifier and of the explanations at one checkpoint."""
 
     name: str
     epoch: int | None
@@ -78,7 +78,7 @@ class CheckpointState:
     labels: Mapping[int, LabelState] = field(default_factory=dict, repr=False)  # if there are several
 
     def of(self, label: int) -> CheckpointState:
-        """The classifier reduced to one label: with it and without it are the two classes."""
+        """The state reduced to one label: images with and without it are the two classes."""
         own = self.labels.get(label)
         if own is None:
             return replace(self, auc=NAN, moves={}, labels={})
@@ -96,7 +96,7 @@ class CheckpointState:
         ids: Sequence[str] | None = None,
         listed: ArrayLike | None = None,
     ) -> CheckpointState:
-        """From labels and probabilities.
+        """Make the state from labels and probabilities.
 
         Args:
             name, epoch: of the checkpoint.
@@ -145,7 +145,7 @@ class Trajectory:
 
     @staticmethod
     def from_run(folder: RunFolder, model: str | None = None) -> Trajectory:
-        """From the rows of a run folder. model: required if the folder holds several."""
+        """Read a trajectory from a run folder. model: required if the folder holds several."""
         names = models(folder)
         if model is None and len(names) > 1:
             raise InputError(f"{folder.path} holds the models {', '.join(names)}; name one of them")
@@ -257,7 +257,7 @@ def _moves(ids: Sequence[str], y: np.ndarray, probs: np.ndarray) -> dict[str, fl
 
 
 def _label_states(ids: Sequence[str], y: np.ndarray, probs: np.ndarray, tau: Any) -> dict[int, LabelState]:
-    """Each label that occurs, by itself."""
+    """States of the labels that occur."""
     values, limits = auc(y, probs).classes, thresholds(y, probs, tau)
     states = {}
     for c in np.flatnonzero(y.any(0)).tolist():
@@ -287,7 +287,7 @@ def auc_falls(trajectory: Trajectory, confidence: float = 0.95, label: int | Non
     fallen: list[bool] = []
     best: CheckpointState | None = None
     for checkpoint in trajectory if label is None else (each.of(label) for each in trajectory):
-        # False if one is NaN
+        # By more than sampling error, so that noise is not a fall. False if one is NaN.
         fallen.append(best is not None and checkpoint.auc < best.auc - z * difference_error(checkpoint, best))
         if best is None or math.isnan(best.auc) or checkpoint.auc > best.auc:
             best = checkpoint
@@ -301,6 +301,7 @@ def difference_error(first: CheckpointState, second: CheckpointState) -> float:
         moved = (first.moves.get(name, 0.0) - second.moves.get(name, 0.0) for name in images)
         if not math.isnan(paired := math.sqrt(sum(each * each for each in moved))):
             return paired
+    # Without predictions per image (published tables) the pairing is lost: a wider, conservative error.
     return math.hypot(auc_error(first), auc_error(second))
 
 

@@ -17,8 +17,8 @@ def calibration() -> Page:
     for name in ("rates", "summaries", "controls", "discs", "tests", "pairs", "looks", "objects"):
         lines = made[name].splitlines()[2:]
         page.tables.append([[cell.strip() for cell in line.strip("|").split("|")] for line in lines])
-    for said in sentences().values():
-        page.says(said)
+    for sentence in sentences().values():
+        page.says(sentence)
     beaten = {
         m: [float(r["insertion"]) for r in rows("tests.csv") if r["method"] == m] for m in ("edges", "centre")
     }

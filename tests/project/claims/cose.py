@@ -58,8 +58,8 @@ def cose() -> Page:
     page.says(
         "An edge detector is the most consistent of all and blind to the prediction; noise is the "
         "most sensitive",
-        all(ranked(one)[0] == "edges" for one in consistent)
-        and all(ranked(one)[0] == "random" for one in sensitive),
+        all(ranked(study)[0] == "edges" for study in consistent)
+        and all(ranked(study)[0] == "random" for study in sensitive),
     )
     page.says("COSE puts both at the bottom", all(set(ranked(s)[-2:]) == {"edges", "random"} for s in scores))
     page.says(

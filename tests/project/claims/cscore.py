@@ -137,18 +137,18 @@ def class_scores(run: str) -> dict[str, dict[str, float]]:
     )
     alarms = RESULTS / f"cscore-{run}/tables/alarms.csv"
     named = rows(f"cscore-{run}/tables/alarms.csv", "where", "checkpoint") if alarms.exists() else {}
-    found: dict[str, dict[str, float]] = {}
+    scores: dict[str, dict[str, float]] = {}
     for epoch, row in rows(f"cscore-{run}/tables/classifier.csv", "checkpoint").items():
         lists = {c: int(row[f"gold list, {c}"].split()[0]) for c in CLASSES}
         for m in METHODS:
             if epoch in table[f"{m} {CLASSES[0]}"]:
-                found[f"{run} {m} {epoch}"] = {c: float(table[f"{m} {c}"][epoch]) for c in CLASSES}
-            for one, other in (CLASSES, CLASSES[::-1]):
-                if (alarm := named.get(f"{m} / {one} {epoch}")) and f"{run} {m} {epoch}" not in found:
-                    score = float(re.search(rf"{one}: (0\.\d+) over", alarm["what and what to do"])[1])
-                    rest = float(overall[m][epoch]) * sum(lists.values()) - score * lists[one]
-                    found[f"{run} {m} {epoch}"] = {one: score, other: rest / lists[other]}
-    return found
+                scores[f"{run} {m} {epoch}"] = {c: float(table[f"{m} {c}"][epoch]) for c in CLASSES}
+            for label, other in (CLASSES, CLASSES[::-1]):
+                if (alarm := named.get(f"{m} / {label} {epoch}")) and f"{run} {m} {epoch}" not in scores:
+                    score = float(re.search(rf"{label}: (0\.\d+) over", alarm["what and what to do"])[1])
+                    rest = float(overall[m][epoch]) * sum(lists.values()) - score * lists[label]
+                    scores[f"{run} {m} {epoch}"] = {label: score, other: rest / lists[other]}
+    return scores
 
 
 def classes(page: Page) -> None:

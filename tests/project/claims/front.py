@@ -30,16 +30,16 @@ def front() -> Page:
 
 
 def four_questions(page: Page) -> Rows:
-    asked = {
+    questions = {
         "cscore": "Does the model look at the same place for every image of a class, and since when?",
         "qr": "On QR codes, where the truth is known, do maps land on the patterns that matter?",
         "cose": "Does the map stay when the prediction stays, and change when it changes?",
         "localise": "With the same pixel budget for every method, do maps find the object?",
     }
-    findings = dict(zip(asked, (consistency(), leakage(), stability(), pointing()), strict=True))
+    findings = dict(zip(questions, (consistency(), leakage(), stability(), pointing()), strict=True))
     for sentence, holds in findings.values():
         page.says(sentence, holds)
-    return [[asked[study], f"`heatproof study {study}`", findings[study][0]] for study in asked]
+    return [[questions[study], f"`heatproof study {study}`", findings[study][0]] for study in questions]
 
 
 def consistency() -> Finding:
@@ -55,8 +55,8 @@ def consistency() -> Finding:
 
 
 def leakage() -> Finding:
-    found = rows("qr-resnet50/tables/table-2.csv", "source", "regime", "method")
-    before, after = (found[f"ours {regime} gradcam"] for regime in ("ft-struct", "ft-leakmin"))
+    table = rows("qr-resnet50/tables/table-2.csv", "source", "regime", "method")
+    before, after = (table[f"ours {regime} gradcam"] for regime in ("ft-struct", "ft-leakmin"))
     sentence = (
         f"a penalty on Grad-CAM's leakage took it from {float(before['BL']):.2f} to "
         f"{float(after['BL']):.2f}, in "

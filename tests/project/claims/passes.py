@@ -23,8 +23,8 @@ def lines(name: str) -> list[Row]:
 def cases() -> list[tuple[Row, Row, Row, Row]]:
     """For each network, picture and method that draws: old at full length; old, between, new at a quarter."""
     drawn = [row for row in lines("maps") if row["method"] in ("rise", "lime")]
-    found = groupby(drawn, key=lambda row: (row["network"], row["picture"], row["method"]))
-    return [tuple(rows) for _, rows in found]  # type: ignore[misc]
+    groups = groupby(drawn, key=lambda row: (row["network"], row["picture"], row["method"]))
+    return [tuple(rows) for _, rows in groups]  # type: ignore[misc]
 
 
 def count(n: int) -> str:
@@ -56,28 +56,28 @@ def steady() -> Rows:
 
 def checks() -> dict[str, tuple[int, float, float]]:
     """By check: pairs of scores, their rank correlation, the mean difference."""
-    found = {}
+    results = {}
     for name in dict.fromkeys(row["check"] for row in lines("reduced")):
         rows = [row for row in lines("reduced") if row["check"] == name and row["full"] not in ("", "nan")]
         full, enough = ([float(row[side]) for row in rows] for side in ("full", "enough"))
         gap = statistics.mean(b - a for a, b in zip(full, enough, strict=True))
-        found[name] = len(rows), float(spearmanr(full, enough).statistic), gap
-    return found
+        results[name] = len(rows), float(spearmanr(full, enough).statistic), gap
+    return results
 
 
 def walks() -> Rows:
-    found = []
+    table_rows = []
     for network in dict.fromkeys(row["network"] for row in lines("curves")):
         rows = [row for row in lines("curves") if row["network"] == network]
         off = {k: [float(row[f"{k}_walked"]) - float(row[k]) for row in rows] for k in KINDS}
         size = sorted(abs(e) for side in off.values() for e in side)
         points = statistics.mean(int(row["points"]) - 4 for row in rows)
-        found.append(
+        table_rows.append(
             [NETWORKS[network], str(len(size)), f"{points:.0f} of 198", f"{statistics.mean(size):.4f}",
              f"{size[int(0.95 * len(size))]:.4f}", f"{size[-1]:.4f}",
              *(f"{statistics.mean(off[k]):+.4f}" for k in KINDS), "{} of {}".format(*same_side(rows))]
         )  # fmt: skip
-    return found
+    return table_rows
 
 
 def same_side(rows: list[Row]) -> tuple[int, int]:

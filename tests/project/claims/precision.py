@@ -15,15 +15,15 @@ def number(value: str) -> str:
 
 
 def map_lines(table: dict[str, Row]) -> Rows:
-    shown = ("spearman_median", "spearman_lowest", "difference")
+    columns = ("spearman_median", "spearman_lowest", "difference")
     ranked = sorted(table.values(), key=lambda row: -float(row["spearman_median"]))
-    return [[row["method"], *(number(row[name]) for name in shown)] for row in ranked]
+    return [[row["method"], *(number(row[name]) for name in columns)] for row in ranked]
 
 
 def metric_lines(table: dict[str, Row]) -> Rows:
-    shown = ("mean", "mean_other", "row_change", "largest_mean_change", "spread_of_methods")
-    kept = [row for name, row in table.items() if name not in (*COUNTS, *CLASSIFIER)]
-    return [[row["metric"], row["rows"], *(number(row[name]) for name in shown)] for row in kept]
+    columns = ("mean", "mean_other", "row_change", "largest_mean_change", "spread_of_methods")
+    selected = [row for name, row in table.items() if name not in (*COUNTS, *CLASSIFIER)]
+    return [[row["metric"], row["rows"], *(number(row[name]) for name in columns)] for row in selected]
 
 
 def precision() -> Page:
@@ -52,8 +52,8 @@ def precision() -> Page:
         f"{float(metrics['probability']['row_change']):.4f} on average",
         same and float(metrics["predicted"]["row_change"]) == 0,
     )
-    kept = [row for name, row in metrics.items() if name not in (*COUNTS, *CLASSIFIER)]
-    shares = {r["metric"]: float(r["largest_mean_change"]) / float(r["spread_of_methods"]) for r in kept}
+    selected = [row for name, row in metrics.items() if name not in (*COUNTS, *CLASSIFIER)]
+    shares = {r["metric"]: float(r["largest_mean_change"]) / float(r["spread_of_methods"]) for r in selected}
     worst = max(shares, key=lambda name: shares[name])
     page.says(
         f"The mean of a method moved most, measured by how far methods lie apart, on {worst}: by "

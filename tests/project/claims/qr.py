@@ -92,8 +92,8 @@ def structure(ours: dict[str, Row]) -> Rows:
             percent(empty) if empty else "0",
         ]
 
-    shown = [(r, m, REGIMES[r]) for r in REGIMES for m in ("gradcam", "layercam", "eigengradcam")]
-    return [line(*one) for one in [*shown, ("zs", "edges", "any"), ("zs", "random", "any")]]
+    cases = [(r, m, REGIMES[r]) for r in REGIMES for m in ("gradcam", "layercam", "eigengradcam")]
+    return [line(*case) for case in [*cases, ("zs", "edges", "any"), ("zs", "random", "any")]]
 
 
 def causality(page: Page) -> None:
@@ -110,7 +110,7 @@ def causality(page: Page) -> None:
 
 def seeds(page: Page) -> None:
     table = rows("qr-seeds/tables/table-2-seeds.csv", *KEY)
-    found = {regime: table[f"ours {regime} gradcam"] for regime in REGIMES}
+    by_regime = {regime: table[f"ours {regime} gradcam"] for regime in REGIMES}
 
     def leaks(row: Row) -> str:
         value = f"{float(row['BL']):.3f}"
@@ -121,16 +121,16 @@ def seeds(page: Page) -> None:
     page.tables.append(
         [
             [REGIMES[r], leaks(row), percent(float(row["empty maps"])), accuracy(row)]
-            for r, row in found.items()
+            for r, row in by_regime.items()
         ]
     )
     page.says(
-        f"Over {WORDS[int(found['ft-leakmin']['BL n'])]} seeds the penalty surely lowers the leakage "
+        f"Over {WORDS[int(by_regime['ft-leakmin']['BL n'])]} seeds the penalty surely lowers the leakage "
         "that it is put on",
-        float(found["ft-leakmin"]["BL high"]) < float(found["ft-struct"]["BL low"]),
+        float(by_regime["ft-leakmin"]["BL high"]) < float(by_regime["ft-struct"]["BL low"]),
     )
     page.says(
         "No map of an undistorted code is empty here",
-        not any(float(row["empty maps"]) for row in found.values()),
+        not any(float(row["empty maps"]) for row in by_regime.values()),
     )
     page.states("A network of four stages at 64 x 64")

@@ -64,7 +64,7 @@ def lines(table: Iterable[Row]) -> Rows:
 
 def per_image(table: Sequence[Row]) -> Rows:
     """Milliseconds per image by network, precision and batch: bare, Grad-CAM and the seven CAMs."""
-    rows, found = {row["what"]: row for row in table}, []
+    rows, lines = {row["what"]: row for row in table}, []
     for what, seven in rows.items():
         if not what.startswith("seven CAMs per image"):
             continue
@@ -72,8 +72,8 @@ def per_image(table: Sequence[Row]) -> Rows:
         cells = [f"{float(seven['other_ms']):.3f}"]
         for row in (rows[what.replace("seven CAMs", "gradcam")], seven):
             cells += [f"{float(row['ours_ms']):.3f}", f"{float(row['ratio']):.2f}"]
-        found.append([NETWORKS[network], batch.removeprefix("batch "), precision, *cells])
-    return found
+        lines.append([NETWORKS[network], batch.removeprefix("batch "), precision, *cells])
+    return lines
 
 
 def made(table: Iterable[Row]) -> str:
@@ -84,13 +84,13 @@ def made(table: Iterable[Row]) -> str:
     return f"By heatproof {' and '.join(when)}, on {' and on '.join(where)}."
 
 
-def limits(table: Iterable[Row], said: Callable[[Row], str] = lambda row: row["what"]) -> str:
+def limits(table: Iterable[Row], describe: Callable[[Row], str] = lambda row: row["what"]) -> str:
     """Whether the limits of a table are kept, and which are not."""
     held = [row for row in table if row["limit"]]
     over = [row for row in held if not within(float(row["ratio"]), row["limit"])]
     if not over:
         return "Both limits are kept." if len(held) == 2 else f"All {len(held)} limits are kept."
-    named = "; ".join(f"{said(row)} ({ratio(row)}, limit {row['limit'].split()[1]})" for row in over)
+    named = "; ".join(f"{describe(row)} ({ratio(row)}, limit {row['limit'].split()[1]})" for row in over)
     return f"{len(over)} of {len(held)} limits {'is' if len(over) == 1 else 'are'} missed: {named}."
 
 
@@ -118,8 +118,8 @@ def audit_on_a_gpu(page: Page) -> None:
         row["part"].replace(", ", " in "): float(row["ratio"]) for row in rows if row["what"].endswith("unit")
     }
     shares = ", ".join(f"{percent(share)} with {part}" for part, share in busy.items())
-    told = f" Busy after the first unit (at least {percent(0.8)} were wanted): {shares}." if busy else ""
-    page.writes("the audit on a GPU", f"{made(rows)} {limits(rows)}{told}")
+    busy_text = f" Busy after the first unit (at least {percent(0.8)} were wanted): {shares}." if busy else ""
+    page.writes("the audit on a GPU", f"{made(rows)} {limits(rows)}{busy_text}")
 
 
 def together(rows: Sequence[Row], aim: int) -> str:
@@ -127,17 +127,17 @@ def together(rows: Sequence[Row], aim: int) -> str:
     assert whole["part"] == "all", "the section packages was not measured to its end"
     best, worst = (choose(parts, key=lambda row: float(row["ratio"])) for choose in (max, min))
     reached = "which is reached" if float(whole["ratio"]) >= aim else "which is not reached"
-    told = [made(rows)]
+    sentences = [made(rows)]
     if whole["device"] != "cpu" and not whole["command"]:
-        told.append(
+        sentences.append(
             "Both sides had one turn to warm up, too few for ours to be recorded, and one that counts."
         )
-    told += [
+    sentences += [
         f"All parts together are {float(whole['ratio']):.1f} times as fast; we aimed at {aim}, {reached}.",
         f"The ratio is largest for {best['part']} ({ratio(best)}) and smallest for {worst['part']} "
         f"({ratio(worst)}).",
     ]
-    return " ".join(told)
+    return " ".join(sentences)
 
 
 def packages(page: Page, name: str, title: str, aim: int) -> None:
@@ -154,10 +154,12 @@ def methods_on_a_gpu(page: Page) -> None:
     page.tables.append(per_image(each))
     seven = [float(row["ratio"]) for row in each if row["what"].startswith("seven CAMs per image, resnet50")]
     below = sum(value < 1 for value in seven)
-    one = " and ".join(f"{float(row['ratio']):.2f} ms ({row['part'].rpartition(', ')[2]})" for row in alone)
+    latency = " and ".join(
+        f"{float(row['ratio']):.2f} ms ({row['part'].rpartition(', ')[2]})" for row in alone
+    )
     page.writes(
         "seven CAMs on a GPU",
-        f"{made(each)} {limits(each)} One image through ResNet-50 takes {one}; the limit is 3 ms. Of the "
+        f"{made(each)} {limits(each)} One image through ResNet-50 takes {latency}; the limit is 3 ms. Of the "
         f"{len(seven)} ratios of the seven CAMs with ResNet-50 {below} are below 1.",
     )
     page.tables.append(lines(rest))
@@ -169,7 +171,7 @@ def steady(page: Page) -> None:
     page.tables.append(lines(rows))
     parts = {row["part"]: row for row in rows}
     apart, memory = (float(parts[name]["ratio"]) for name in ("rows", "memory"))
-    said = (
+    text = (
         f"**Rows on a GPU depend on the number of inputs per pass**: by up to {apart:.2g} here, in a study "
         "with LIME and random weights, since cuDNN chooses other kernels for other batches."
         if apart > 1e-5
@@ -180,22 +182,22 @@ def steady(page: Page) -> None:
     peak = parts["memory"]["what"].rpartition(", ")[2]
     page.writes(
         "steady",
-        f"{made(rows)} Memory {flat} over {peak}: {memory:.2f} times the peak of the first tenth.\n{said}",
+        f"{made(rows)} Memory {flat} over {peak}: {memory:.2f} times the peak of the first tenth.\n{text}",
     )
 
 
 def audit_on_a_cpu(page: Page) -> None:
     rows = measured("cpu-audit")
     page.tables.append(lines(rows))
-    told = [made(rows), limits(rows)]
+    sentences = [made(rows), limits(rows)]
     for part in dict.fromkeys(row["part"] for row in rows):
         of = {row["what"].rpartition(": ")[2]: float(row["ratio"]) for row in rows if row["part"] == part}
-        told.append(
+        sentences.append(
             f"By the CPU's clock {part} takes {of['CPU time']:.2f} times the bare passes; of its wall time "
             f"{percent(of['in passes'])} were passes, {percent(of['outside of passes'])} the host's work "
             f"outside of them, {percent(of['waiting'])} waiting for pictures, superpixels and files."
         )
-    page.writes("the audit on a CPU", " ".join(told))
+    page.writes("the audit on a CPU", " ".join(sentences))
 
 
 def startup(page: Page) -> None:

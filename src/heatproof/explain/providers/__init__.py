@@ -112,7 +112,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class Package:
-    """How the classes of a package are found and called.
+    """Where the classes of a package are and how they are called.
 
     Args:
         prefix: of the names, and the name for pip.
@@ -174,7 +174,7 @@ class Package:
 
 @dataclass(frozen=True)
 class PackageMethod(Explainer):
-    """A method of another package; its options are read from the package when they are needed."""
+    """A method of another package; its options are read from the package on demand."""
 
     package: Package = field(default=None)  # type: ignore[assignment]
 
@@ -206,7 +206,7 @@ class LogitsModule(nn.Module):
 
 @contextmanager
 def calling(method: str, trace: Trace) -> Iterator[tuple[LogitsModule, Tensor]]:
-    """The network and the images for a package: gradients on, generators seeded, warnings off.
+    """Prepare network and images for a package: gradients on, generators seeded, warnings off.
 
     Hooks and attributes that it leaves on the network are removed, and its errors become a ModelError.
     """
@@ -273,7 +273,7 @@ def layer_of(method: str, trace: Trace) -> nn.Module:
 
 
 def over_places(offer: Offer, attributions: Tensor) -> Tensor | Signed:
-    """ "b c h w" -> "b h w", as the method's card says."""
+    """ "b c h w" -> "b h w", by the convention on the method's card."""
     values = attributions.detach()
     return over_channels(values) if offer.card == GRADIENT_CARD else values.sum(1)
 
@@ -456,7 +456,7 @@ def all_providers() -> dict[str, Provider]:
 
 
 def provided(name: str, folder: Path = Path(), order: Callable[[], Sequence[str]] | None = None) -> Explainer:
-    """The method of a name with a colon; no package is imported and nothing is run yet.
+    """The method of a name with a colon; its package is not imported yet.
 
     folder: that paths are relative to; order: returns the names of all images, for an array without names.
     """

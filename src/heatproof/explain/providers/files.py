@@ -1,4 +1,4 @@
-"""Maps that are stored already: npy, npz, png or safetensors, one file per image or one for all.
+"""Precomputed maps from files: npy, npz, png or safetensors, one file per image or one for all.
 
     files:maps/{id}.npy     a file for each image; {id} is its name in the source, with or without suffix
     files:maps              a folder of such files, of any kind, named after the images
@@ -37,7 +37,7 @@ from heatproof.types import Signed, Trace
 SUFFIXES = (".npy", ".npz", ".safetensors", ".png")
 AS_STORED = Card(*["as its maker says"] * 4)
 CONTROLS = 3  # networks with random weights, as many as the verdict's error rates were measured with
-ASPECT = 1.25  # by how much proportions may differ: a coarse layer rounds its sides
+ASPECT = 1.25  # largest difference of aspect ratios: a coarse layer rounds its sides
 Arrays = Mapping[str, np.ndarray]
 
 
@@ -67,7 +67,7 @@ class MapFiles:
         return [self._row(name) for name in names]
 
     def files(self, names: Sequence[str]) -> list[Path]:
-        """The file of each of these images, or the one file of all."""
+        """The file of each of these images, or the single file for all."""
         if not self.per_image:
             if not self.path.is_file():
                 raise InputError(f"there is no file or folder of maps {os.path.normpath(self.path)}")
@@ -196,7 +196,7 @@ def from_path(name: str, folder: Path, order: Callable[[], Sequence[str]] | None
     place = MapFiles(folder / Path(name.partition(":")[2].strip()).expanduser(), order)
 
     def read(trace: Trace) -> Tensor | Signed:
-        """Maps that are read from files."""
+        """Read the maps from the files."""
         maps = place.read(trace.ids)
         values = torch.from_numpy(_stacked(maps, trace.ids, trace.image_size)).to(trace.images.device)
         for stored, image, target in zip(maps, trace.ids, trace.targets.tolist(), strict=True):

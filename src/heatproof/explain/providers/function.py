@@ -30,7 +30,7 @@ LEADING = 3  # arguments before the options
 
 
 def named(methods: Methods) -> list[str]:
-    """Names of methods; functions among them are registered in this process under theirs."""
+    """Names of methods; functions among them are registered in this process under their own names."""
     if isinstance(methods, str) or callable(methods):
         methods = [methods]
     given = (
@@ -96,7 +96,7 @@ class FromFile(Explainer):
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        """The defaults that are written in the file; it is not run."""
+        """Defaults as written in the file, which is parsed but not run."""
         name = self.name.rpartition(":")[2]
         try:
             statements = ast.parse(self.path.read_text(encoding="utf-8")).body
@@ -109,7 +109,7 @@ class FromFile(Explainer):
 
 
 def _written_defaults(arguments: ast.arguments) -> dict[str, Any]:
-    """Defaults by option; None for those that are no literals."""
+    """Defaults by option; None for those that are not literals."""
     plain = [*arguments.posonlyargs, *arguments.args]
     pairs = [*zip(plain[len(plain) - len(arguments.defaults) :], arguments.defaults, strict=True)]
     pairs += [

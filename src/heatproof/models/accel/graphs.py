@@ -6,7 +6,7 @@ they lie, so it sees weights that were changed in place; everything else that it
 key: where the weights lie, the modules, their attributes and modes, torch's settings. (A list that a network
 keeps and other code changes in place is not seen.) Networks with hooks run Python code of their own and are
 never recorded. A pass that cannot be recorded (it reads a number from the GPU on the way) runs as before, and
-`reason` says why.
+`reason` is the cause.
 
 A Model keeps its last few recordings, and the memory of their passes, as long as it lives.
 """
@@ -179,13 +179,12 @@ class Graphs:
                 with span("forward", inputs=count):
                     return _first_rows(self.recordings[key, size](inputs), size, count)
         self.seen[key, count] += 1
+        # Recording costs several passes, so a shape must occur repeatedly before it pays.
         if self.seen[key, count] <= SEEN:
             return function(*inputs)
         try:
             recording = self.record(function, inputs, reads, None if lasting else self._pool())
-        except (
-            Exception
-        ) as error:  # of any kind; the plain pass that follows raises it again if it is the network's
+        except Exception as error:  # of any kind; the plain pass below raises it again if it is a bug
             self.reason = f"its pass cannot be recorded as a CUDA graph ({first_line(error)[:120]})"
             log.info("passes run kernel by kernel: %s", self.reason)
             self.recordings.clear()

@@ -9,8 +9,8 @@ A head is named, or the first pass determines it:
     "b k h w", "b k d h w"         segmentation
     boxes, scores and labels       detection
 
-An embedding cannot be told from a table of logits, nor values from logits: those heads are named. Nor can
-sigmoids be told from logits in [0, 1] by their numbers; the function that made them decides.
+Embeddings and values cannot be distinguished from logits: those heads must be named. Nor can sigmoids be
+distinguished from logits in [0, 1] by their numbers; the function that computed them decides.
 """
 
 from __future__ import annotations

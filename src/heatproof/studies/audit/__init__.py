@@ -1,1 +1,1 @@
-"""The audit as a study: what to compute is chosen by the network, the pictures and the time there is."""
+"""The audit as a study: methods, metrics and images are chosen by network, images and time."""

@@ -1,4 +1,4 @@
-"""What an audit computes: chosen by what network and images allow, and by the time there is.
+"""Selection of what an audit computes, by network, images and time.
 
 The rungs, in order; a rung that does not fit is left out, and later ones are still tried:
 
@@ -77,7 +77,7 @@ MetricGroup = tuple[str, ...]  # metrics that share their passes
 
 @dataclass(frozen=True)
 class Inspection:
-    """A study with nothing chosen yet, which passed every check."""
+    """A checked study before anything is chosen."""
 
     resolved: ResolvedStudy
     classes: int  # of the network
@@ -140,7 +140,7 @@ def _without_key(error: HeatproofError | None) -> str:
 
 
 def _warnings(resolved: ResolvedStudy) -> list[str]:
-    """What cannot be concluded from these labels."""
+    """Conclusions that these labels do not allow."""
     source = resolved.source
     if not source.labelled:
         return ["the images have no labels: predictions are explained, and their accuracy is unknown"]
@@ -251,22 +251,23 @@ class Selection:
         return [group for group in (CURVES, *FURTHER) if {*group} <= {*self.metrics}]
 
     def same_run(self, other: Selection | None) -> bool:
-        """Whether both make a run do the same."""
+        """Whether both lead to the same run."""
         return other is not None and replace(other, choices=self.choices) == self
 
     @property
     def out_of_time(self) -> list[str]:
-        """What was left out only because of the time."""
+        """What was left out only for lack of time."""
         return [c.what for c in self.choices if not c.taken and c.why.startswith((FULL, TOO_LONG))]
 
     def noting(self, what: str, taken: bool, why: str) -> Selection:
-        """Add a decision, in place of an earlier one about the same."""
+        """Add a decision, replacing an earlier one about the same item."""
         before = (choice for choice in self.choices if choice.what != what)
         return replace(self, choices=(*before, Choice(what, taken, why)))
 
 
 def in_minutes(count: float) -> str:
-    """
+    """A number of minutes in words.
+
     >>> in_minutes(1), in_minutes(2.5)
     ('1 minute', '2.5 minutes')
     """
@@ -275,7 +276,7 @@ def in_minutes(count: float) -> str:
 
 @dataclass
 class BudgetPlanner:
-    """Takes rungs while there is time. left: returns the seconds that are left, called at every rung."""
+    """Add rungs while there is time. left: returns the remaining seconds, called at every rung."""
 
     resolved: ResolvedStudy
     costs: CostModel
@@ -292,7 +293,7 @@ class BudgetPlanner:
         return len(self.resolved.checkpoints)
 
     def seconds(self, selection: Selection) -> float:
-        """Seconds that a selection takes from here."""
+        """Seconds that a selection takes from now on."""
         return self.scale * (self._whole(selection) - (self._whole(self.done) if self.done else 0.0))
 
     def _whole(self, selection: Selection) -> float:
@@ -300,7 +301,7 @@ class BudgetPlanner:
         return selection.images * self.checkpoints * each
 
     def record(self, step: Selection, seconds: float) -> None:
-        """Note that the run has done a step; the next ones are expected to be off by as much."""
+        """Record the time of a finished step; it corrects the estimates of the next ones."""
         if (expected := self.seconds(step) / self.scale) > 0:
             self.scale = min(max(seconds / expected, 1 / MOST_OFF), MOST_OFF)
         self.done = step
@@ -336,7 +337,7 @@ class BudgetPlanner:
         return [s for s, old in zip(steps, before, strict=True) if not s.same_run(old)] or [steps[-1]]
 
     def _required(self, wanted: Sequence[str]) -> Selection:
-        """What the verdict cannot do without; raises InputError if there is no time for it."""
+        """The minimum that the verdict needs; raises InputError if there is no time for it."""
         free = list(self._passless())
         least = min(len(self.resolved.source), LEAST, self.most)
         chosen = (*VOTE, *(choice.what for choice in free if choice.taken))
@@ -387,7 +388,7 @@ class BudgetPlanner:
     ) -> Selection:
         """`more` if the network allows it and there is time for it, else `chosen` with the reason."""
         if not required and self.seconds(chosen) > ALMOST * self.affordable:
-            return chosen.noting(what, False, FULL)  # not even time to try what it costs
+            return chosen.noting(what, False, FULL)  # no time left to measure its cost
         try:
             cost = self.seconds(more)
         except HeatproofError as error:
@@ -408,7 +409,7 @@ class BudgetPlanner:
         return replace(chosen, images=max(chosen.images, fits))
 
     def _count_noted(self, chosen: Selection) -> Selection:
-        """Note how many images there are, and what so few of them cannot decide."""
+        """Record the number of images, and what so few of them cannot decide."""
         total, n = len(self.resolved.source), chosen.images
         if n < ENOUGH:
             why = f"{n} of {total}: the verdict needs {ENOUGH}, so it will be undecided; add images"

@@ -87,7 +87,7 @@ class AuditState:
 
 @dataclass(eq=False)
 class AuditScheduler:
-    """Chooses the steps of an audit and writes each down."""
+    """Choose the steps of an audit and record each."""
 
     settings: AuditSettings
     images: AuditImages
@@ -104,7 +104,7 @@ class AuditScheduler:
         return self.state.spent + time.perf_counter() - self.began
 
     def begin(self) -> tuple[ResolvedStudy, Selection]:
-        """The first step as a study, and all that is expected to fit."""
+        """The first step as a study, and everything that is expected to fit."""
         steps = self._steps()
         self.state = replace(self.state, notes=self.inspection.notes)
         return self._write(steps[0], steps[-1]), steps[-1]
@@ -123,7 +123,7 @@ class AuditScheduler:
             self._write(done, steps[-1])
             note_left_out(result.folder, {c.what: c.why for c in steps[-1].choices if not c.taken})
             return None, steps[-1]
-        # Twice the images at most, so that a step whose cost is wrong is not a long one.
+        # At most twice the images, so that a step with a wrong cost estimate stays short.
         step = replace(steps[0], images=min(steps[0].images, 2 * done.images))
         names = [n for n in (*step.methods, *step.metrics) if n not in (*done.methods, *done.metrics)]
         count = [f"{step.images} images"] if step.images > done.images else []
@@ -191,7 +191,7 @@ class AuditScheduler:
         resolved, tables = self.inspection.resolved, self.tables
         run = {**tables["run"], "targets": resolved.targets}
         if resolved.targets == "label" and resolved.predicts_classes and not resolved.is_multilabel:
-            run["both_classes"] = True  # of wrong answers, people want to see both
+            run["both_classes"] = True  # for wrong predictions, maps of both classes are useful
         head = {"head": self.inspection.head} if self.inspection.head else {}
         config = {
             "methods": list(step.methods), "metrics": list(step.metrics), **tables, "run": run,
@@ -206,7 +206,7 @@ class AuditScheduler:
         return resolved.extended(study_from(config))
 
     def _more(self, whole: Selection) -> str:
-        """What was left out because of the time, and how to compute it."""
+        """What was left out for lack of time, and how to compute it."""
         left, minutes = whole.out_of_time, self.settings.minutes
         total = min(len(self.inspection.resolved.source), self.planner.most)
         if whole.images < total:
@@ -233,7 +233,7 @@ class AuditScheduler:
 
 @dataclass(frozen=True)
 class AuditPlan:
-    """What an audit is going to compute."""
+    """What an audit will compute."""
 
     study: Path  # its record
     resolved: ResolvedStudy
@@ -287,7 +287,7 @@ def plan_audit(
     trying: ProgressCallback = lambda what: None,
     began: float | None = None,
 ) -> AuditPlan:
-    """Choose the study that answers most in the time there is, and record its first step; or resume one.
+    """Choose the study that answers most within the time, and record its first step; or resume one.
 
     network, images: used instead of those that the settings name. say, trying, began: as in AuditScheduler.
     """

@@ -162,6 +162,6 @@ def study_tables(
 
 
 def seen_from(folder: Path, path: str | Path) -> str:
-    """A path below the working folder relative to `folder`; others absolute."""
+    """A path below the working folder relative to `folder`; other paths absolute."""
     whole = Path(os.path.abspath(Path(path).expanduser()))
     return Path(os.path.relpath(whole, folder)).as_posix() if whole.is_relative_to(Path.cwd()) else str(whole)

@@ -1,4 +1,4 @@
-"""What a contrast study is told."""
+"""Settings of a contrast study."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ METHODS = ("gradcam", "gradcam++", "layercam", "hirescam", "eigencam", "integrat
 
 
 def shares(text: str) -> tuple[float, ...]:
-    """
+    """Parse shares between commas.
+
     >>> shares("1, 0.5")
     (1.0, 0.5)
     """
@@ -35,7 +36,7 @@ def shares(text: str) -> tuple[float, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class ContrastSettings(Settings):
-    """What a contrast study is told."""
+    """Settings of a contrast study."""
 
     model: str = option(help="lite0, torchvision:NAME, timm:NAME, hf:FOLDER, FILE.py:FACTORY, ...", short="M")
     checkpoint: Path | None = option(None, "Weights: safetensors or torch.")

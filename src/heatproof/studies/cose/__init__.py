@@ -1,4 +1,4 @@
-"""COSE: does a map stay when the prediction stays, and change when the prediction changes?"""
+"""COSE: maps should stay if the prediction stays, and change if the prediction changes."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""COSE, end to end: does a map stay when the prediction stays, and change when the prediction changes?
+"""COSE end to end: maps should stay if the prediction stays, and change if the prediction changes.
 
     inputs   each image under the final model, and its 48 transformed versions (images/transforms.py)
     models   each image under the untrained network and every training checkpoint, against the final model
@@ -275,7 +275,7 @@ def input_pairs(
 
 
 def as_the_authors(settings: CoseSettings) -> CoseSettings:
-    """The settings of the authors' code where the paper's own methods leave a choice."""
+    """Options of the authors' code for methods that the paper leaves open."""
 
     def method(text: str) -> str:
         name, options = parse_call(text)

@@ -83,5 +83,5 @@ class CoseSettings(Settings):
     device: str | None = option(None, DEVICE)
     threads: int | None = option(None, "Threads of torch; default: OMP_NUM_THREADS or automatic.", least=1)
     seed: int = option(0, "Repeats the study exactly.", least=0)
-    image_options: Mapping[str, Any] = field(default_factory=dict)  # for the source of the pictures
+    image_options: Mapping[str, Any] = field(default_factory=dict)  # for the source of the images
     model_options: Mapping[str, Any] = field(default_factory=dict)  # for the network's builder

@@ -1,4 +1,4 @@
-"""C-Score over training: does the model look at the same place for every image of a class, and since when?"""
+"""C-Score over training: consistency of the maps of a class at every checkpoint."""
 
 import lazy_loader
 

@@ -175,7 +175,7 @@ def alarm_table(alarms: Sequence[Alarm]) -> Table | None:
 
 
 def classifier_table(run: Trajectory) -> Table:
-    """Every checkpoint, its AUC compared with the best one image by image."""
+    """All checkpoints, with AUC compared to the best checkpoint on the same images."""
     classes = [(label, run.class_name(label)) for label in labels_of([run])]
     return TABLES.fill("classifier", run, best=best_auc(run), classes=classes)
 
@@ -196,7 +196,7 @@ def classes_table(run: Trajectory) -> Table:
 
 
 def gap_table(run: Trajectory) -> Table:
-    """How far the best class is above the worst."""
+    """Difference between the best and the worst class."""
     return TABLES.fill("gaps", methods_of([run]), checkpoints=list(run))
 
 
@@ -220,7 +220,7 @@ def depth_table(swept: Mapping[str, Trajectory]) -> Table:
 
 
 def place_table(folder: RunFolder, run: Trajectory) -> Table:
-    """Consistency beside correctness, on the images of the gold lists of the last checkpoint."""
+    """Consistency beside localisation, on the images of the gold lists of the last checkpoint."""
     last = run.checkpoints[-1]
     rows = folder.scores().sql(
         "select s.method, s.label, s.metric, s.value from scores s join scores p on p.image = s.image and "

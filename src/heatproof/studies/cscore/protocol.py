@@ -1,4 +1,4 @@
-"""C-Score over training: does the model look at the same place for every image of a class, and since when?
+"""C-Score over training: consistency of the maps of a class at every checkpoint.
 
     split     four fifths of the images train, one fifth is held out, each class in proportion
     train     two phases (train/protocols.py), weights kept at seven epochs; or existing weights are used
@@ -203,7 +203,8 @@ def compare(
 
 
 def folder_name(spec: str) -> str:
-    """
+    """Folder name for a network.
+
     >>> folder_name("torchvision:densenet201"), folder_name("nets/mine.py:build")
     ('torchvision-densenet201', 'mine.py-build')
     """
@@ -225,7 +226,7 @@ def write_list(path: Path, samples: Sequence[Sample], classes: Sequence[str], ro
 
 
 def check(settings: CscoreSettings) -> tuple[Source, Path]:
-    """The images and the folder their names are relative to; refuses invalid settings before training."""
+    """Check the settings before training; return the images and the folder their names are relative to."""
     read_methods(settings.methods)
     if not settings.images:
         raise InputError("no images were named; give a folder with one folder for each class")
@@ -241,7 +242,7 @@ def check(settings: CscoreSettings) -> tuple[Source, Path]:
 
 
 def pooled(settings: CscoreSettings) -> tuple[Source, Path]:
-    """One source of all folders, and their common folder; a class may have images in each."""
+    """Join all folders to one source, with their common folder; a class may have images in each."""
     listed: list[tuple[Path, str, Sample]] = []
     for path in settings.images:
         source = open_source(settings.kind, path)
@@ -284,7 +285,7 @@ def train(
 
 
 def build(settings: CscoreSettings, classes: int) -> Model:
-    """The network before training, its new head drawn from the seed."""
+    """The network before training, with a new head drawn from the seed."""
     with seeded_builder(settings.seed):
         return load_model(
             settings.model, num_classes=classes, pretrained=settings.pretrained, head=settings.head,

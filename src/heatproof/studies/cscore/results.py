@@ -128,7 +128,7 @@ def candidates(run: Trajectory, alarms: Sequence[Alarm]) -> list[Candidate]:
 
 
 def recommend(run: Trajectory, alarms: Sequence[Alarm]) -> str:
-    """One paragraph that names a checkpoint and a method, or says why there is none."""
+    """A paragraph that recommends a checkpoint and a method, or the reason why there is none."""
     known, best = candidates(run, alarms), best_auc(run)
     if not known:
         return (

@@ -1,4 +1,4 @@
-"""What a C-Score study is told. Numbers of the training are the paper's."""
+"""Settings of a C-Score study. Numbers of the training are the paper's."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _epochs(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class CscoreSettings(Settings):
-    """What a C-Score study is told."""
+    """Settings of a C-Score study."""
 
     images: tuple[Path, ...] = option(
         (), "Folder with a folder per class; may be repeated, then all are pooled.", short="i"

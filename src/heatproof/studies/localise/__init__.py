@@ -1,4 +1,4 @@
-"""Localisation and faithfulness under a fair budget: do maps find the object, and what the model used?"""
+"""Localisation and faithfulness under a fixed pixel budget."""
 
 import lazy_loader
 

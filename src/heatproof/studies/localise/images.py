@@ -42,7 +42,7 @@ CLASSES = 1000
 
 
 class Aside(NamedTuple):
-    """An image that the study leaves out, and why."""
+    """An image that the study leaves out, with the reason."""
 
     image: str
     reason: str
@@ -192,7 +192,7 @@ def _wrong_boxes(entry: Entry, root: Path) -> str:
     try:
         width, height = entry.frame or picture_size(root / entry.image)
     except InputError:
-        return ""  # the loader will say why
+        return ""  # the loader reports the reason
     for box in entry.boxes:
         # x1 = width is what tools write that count edges instead of pixels.
         if box[0] < 0 or box[1] < 0 or box[2] > width or box[3] > height:

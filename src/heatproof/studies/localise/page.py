@@ -154,7 +154,7 @@ def sufficient_table(results: LocaliseResults) -> Table:
 
 
 def dispersion_table(results: LocaliseResults) -> Table:
-    """By method: how scattered its maps are where the network is sure and where it is not."""
+    """By method: dispersion of its maps on confident and on unconfident images."""
     rows, seed = [], results.seed
     for method in results.methods:
         column = results.column(method, "dispersion")
@@ -198,7 +198,7 @@ def threshold_texts(limits: FlagThresholds) -> list[str]:
 def repeat_table(
     model: Model, batches: Sequence[Batch], targets: Mapping[str, int], settings: LocaliseSettings
 ) -> Table:
-    """By method: how alike the maps of the same images are under other seeds, over all pairs of seeds."""
+    """By method: similarity of the maps of the same images under other seeds, over all pairs of seeds."""
     correlations: dict[str, list[float]] = {method: [] for method in settings.methods}
     overlaps: dict[str, list[float]] = {method: [] for method in settings.methods}
     for batch in batches:

@@ -149,7 +149,7 @@ class Studio:
             yield self.save(sheet(rows, heading=heading, cmap="inferno"), name, "confused")
 
     def segment_sheet(self, maps: MapStore, methods: Mapping[int, str], images: Sequence[str]) -> Path:
-        """The five segments that speak most for the class, for each number of segments."""
+        """The five segments with the strongest evidence for the class, for each number of segments."""
         rows: list[list[Tile]] = []
         for batch in self.batches(images):
             entries, best = self._entries(batch), {}
@@ -219,7 +219,7 @@ class Studio:
         ]
 
     def _notes(self, method: str, image: str) -> tuple[str, str]:
-        """What stands under the mask and under the curves."""
+        """Captions of the mask and of the curves."""
         at = {metric: self.results.value(method, metric, image) for metric in METRICS}
         hit = "hit" if at["pointing"] == 1 else "miss"
         aucs = f"AUC: del {at['deletion']:.2f}, ins {at['insertion']:.2f}"

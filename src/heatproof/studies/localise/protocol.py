@@ -1,4 +1,4 @@
-"""Localisation and faithfulness under a fair budget: the thesis's protocol, end to end.
+"""Localisation and faithfulness under a fixed pixel budget: the thesis's protocol, end to end.
 
     sift      images with one box that covers 10 to 80 % of them (images.py; filters in images/source.py)
     run       all methods in one shared pass, localisation at every budget, insertion and deletion: the engine

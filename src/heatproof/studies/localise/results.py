@@ -18,7 +18,7 @@ hit but unfaithful        the map's maximum lies in the box, but showing its pix
 faithful but off-object   showing its pixels first brings the class back, but they lie beside the object: the
                           model reads the surroundings (the thesis's flames, containers, V-shaped horizons)
 confident and wrong       another class gets more than half of the probability
-rising deletion           taking the map's best pixels away makes the class more likely: they spoke against it
+rising deletion           removing the map's best pixels makes the class more likely
 methods disagree          the methods' best pixels overlap no more than random ones would
 
 keak2026budget describes these in words and images; the thresholds are ours, with their reasons in REASONS.
@@ -221,7 +221,7 @@ def macro_value(groups: ByClass, seed: int = 0, resamples: int = 1000) -> Value:
 
 @dataclass(frozen=True)
 class Order:
-    """Which of Grad-CAM and LIME is ahead on one mean, and how certain that is."""
+    """Which of Grad-CAM and LIME is better on one mean, with its certainty."""
 
     metric: str
     ours: tuple[Value, Value]

@@ -1,4 +1,4 @@
-"""CAMBench-QR: do maps land on the parts that make a code one, and stay off the rest?"""
+"""CAMBench-QR: mass of maps on the parts of a code and on the rest of the image."""
 
 import lazy_loader
 

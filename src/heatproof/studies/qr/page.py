@@ -124,10 +124,10 @@ def depth_answer(method: str, main: Tables) -> str:
 
 
 def leakage_answer(table: Table) -> str:
-    """FT-LeakMin beside FT-Struct, method by method."""
+    """Compare FT-LeakMin with FT-Struct, method by method."""
 
     def moved(column: str, way: int) -> list[str]:
-        """Methods whose cells lie apart, this way."""
+        """Methods whose intervals do not overlap, in this direction."""
         old, new = (real(table, regime, column) for regime in TUNED)
         return [method for method in old if apart(new[method], old[method]) == way]
 
@@ -184,7 +184,7 @@ def robustness_answer(main: Tables) -> str:
 
 
 def floor_text(table: Table) -> str:
-    """How many methods do better than maps that know nothing of the network."""
+    """Number of methods that score better than maps that ignore the network."""
     counted = []
     for column, better in (("BL", -1), ("FMR", 1), ("TMR", 1), ("DtS", -1)):
         of = {regime: ours(table, regime, column) for regime in REGIMES}

@@ -1,21 +1,21 @@
-"""CAMBench-QR end to end: do maps land on the parts that make a code one, and stay off the rest?
+"""CAMBench-QR end to end: mass of maps on the parts of a code and on the rest of the image.
 
     data      codes with exact masks and hard negatives, from the seed            OUT/data
     train     ZS, FT-Struct, FT-LeakMin; deeper ones; lambda x alpha              OUT/training, OUT/weights
     run       every light method on every code, for the regimes: structure        OUT/run       (Table 2)
               those and the heavy ones on some codes: insertion, deletion         OUT/subset
               the deeper trainings; lambda x alpha                                OUT/depth, OUT/ablation
-    measure   distorted codes, occluded parts, milliseconds per picture           OUT/measured  (Tables 3, 4)
+    measure   distorted codes, occluded parts, milliseconds per image           OUT/measured  (Tables 3, 4)
     report    Tables 2 to 6, Figures 4 and 5, answers to the paper's questions    OUT/summary.md
 
 Several seeds repeat everything behind the data: the first lies in OUT itself, the others in OUT/seeds/1, ...
-Everything can be left at any moment and taken up by the same call: the runs are ordinary ones, from study
+Everything can be stopped at any moment and resumed by the same call: the runs are ordinary ones, from study
 files beside them, and in measured/ a unit is one regime, one method and one distortion, so that a method that
 is added later costs only its own maps. Its rows:
 
     bl(rotation=0.25), fmr(...), tmr(...)    of a distorted code; bl(clean=0) of the same code as it is
     drop_finder, drop_timing                 fall of the class's logit without that part; no method
-    ms                                       milliseconds to explain one picture, about no image
+    ms                                       milliseconds to explain one image, about no image
 
 Rows of scenes, with the share of a map's positive mass on each side and what its best pixels mark:
 
@@ -29,11 +29,11 @@ Rows of edits, with `old` and `new` the places where the finder was and is:
     edit_arrives(move)  mass on `new` after the edit, less that before it
     edit_drop(move)     fall of the class's logit; no method
 
-Time is that of hp.explain() for one method and one picture, with the model's passes: the median of 3 to 15
+Time is that of hp.explain() for one method and one image, with the model's passes: the median of 3 to 15
 calls, after two to warm up. chakraborty2025cambench.
 
 Deviations: where there are no ImageNet weights, the backbone learns a proxy task first (trainings.py), and
-the page says so; masks are distorted with the picture; every number carries a 95 % interval; floors (random,
+the page says so; masks are distorted with the image; every number carries a 95 % interval; floors (random,
 edges) stand beside the methods; times include the model's passes.
 """
 
@@ -122,7 +122,7 @@ def qr_study(
 
 
 def check(settings: QrSettings) -> QrSettings:
-    """Validate the settings before any work starts; fill in what follows from them."""
+    """Validate the settings before any work starts, and set those that depend on others."""
     if settings.heavy == ("all",):
         named = {name.partition("(")[0] for name in settings.every_method}
         others = (entry.name for entry in explainers if not entry.architecture)  # those for any network
@@ -140,7 +140,7 @@ def check(settings: QrSettings) -> QrSettings:
 
 
 def remember(settings: QrSettings) -> None:
-    """Write the settings to OUT; raise StoreError if they contradict what was begun there."""
+    """Write the settings to OUT; raise StoreError if they contradict those of a started study."""
     path = settings.out / "settings.json"
     given = {name: value for name, value in asdict(settings).items() if (name, value) != ("head", None)}
     now = json.loads(json.dumps(given, default=str))  # older folders do not name a head
@@ -193,7 +193,7 @@ def engine_run(
     settings: QrSettings, folder: Path, name: str, weights: Sequence[str], methods: Sequence[str],
     metrics: Sequence[str], progress: Progress,
 ) -> RunFolder:  # fmt: skip
-    """One of the study's runs, to its end; the seed of the settings is that of the folder."""
+    """Complete one of the study's runs; the seed of the settings is that of the folder."""
     model = {
         "spec": trainings.network_spec(settings, folder, settings.seed), "name": settings.model,
         "layer": settings.layer, "num_classes": len(trainings.CLASSES), "head": settings.head,
@@ -211,14 +211,14 @@ def engine_run(
 
 
 def in_order(run: Path, key: str, wanted: Sequence[str]) -> list[str]:
-    """What is wanted, in the order of a run that was begun: it may grow at its end only."""
+    """The requested items in the order of a started run, which may only grow at its end."""
     begun = RunFolder.open(run).manifest.config[key] if (run / "run.json").exists() else []
     return [*begun, *(name for name in wanted if name not in begun)]
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Measures what the engine does not: robustness, causality and speed of the three regimes."""
+    """Measure what the engine does not: robustness, causality and speed of the three regimes."""
 
     settings: QrSettings
     folder: Path  # of the seed
@@ -259,7 +259,7 @@ class Probe:
         return self.test.take(np.flatnonzero(self.test.labels == CODE)[:count])
 
     def measure(self) -> RunFolder:
-        """Everything that is not measured yet."""
+        """Measure everything that is missing."""
         parts = (self.robustness, self.causality, self.scenes, self.edits, self.speed)
         compute_units(self.store, [group for part in parts for group in part()], REGIMES, self.progress)
         return self.store
@@ -290,7 +290,7 @@ class Probe:
         yield from ((unit, rows[unit.hash], {}) for unit in units)
 
     def causality(self) -> Iterator[UnitGroup]:
-        """How far the class's logit falls when a part is occluded."""
+        """Fall of the class's logit when a part is occluded."""
         codes = self.codes(self.settings.causal)
         masks = {part: codes.masks[part] for part in PARTS}
 
@@ -345,7 +345,7 @@ class Probe:
         self, codes: QRSet, edited: Edited, kind: str, before: dict[tuple[str, str], Maps],
         units: Sequence[Unit],
     ) -> Iterator[UnitRows]:  # fmt: skip
-        """before: maps of the unedited codes by regime and method, which the kinds of edits share."""
+        """before: maps of the unedited codes by regime and method, shared by the kinds of edits."""
         new = [unit for unit in units if (unit.checkpoint, unit.methods[0]) not in before]
         before |= {
             (u.checkpoint, u.methods[0]): maps for u, maps in self.explained_units(codes.pictures, new)
@@ -355,7 +355,7 @@ class Probe:
             yield unit, self.rows(unit, scores), {}
 
     def speed(self) -> Iterator[UnitGroup]:
-        """Milliseconds per picture of every method by itself."""
+        """Milliseconds per image of every method alone."""
         code = self.codes(1).pictures
 
         def compute(units: Sequence[Unit]) -> Iterator[UnitRows]:
@@ -400,7 +400,7 @@ class Probe:
         self, unit: Unit, scores: PerImage, named: Mapping[str, str] | None = None,
         ids: Sequence[str] | None = None,
     ) -> list[Score]:  # fmt: skip
-        """named: the scores to take, with their names in the rows; all of them where None."""
+        """named: the scores to take, with their names in the rows; default: all."""
         method = "".join(unit.methods)
         return [
             Score(self.settings.model, unit.checkpoint, image, CODE, CODE, method, name, value, reason)
@@ -447,7 +447,7 @@ def scene_scores(maps: Maps, codes: np.ndarray, distractors: np.ndarray) -> PerI
 
 
 def edit_scores(before: Maps, after: Maps, edited: Edited, kind: str) -> PerImage:
-    """How much of a map's mass went with the finder."""
+    """Share of a map's mass that moved with the finder."""
     old, new = (torch.from_numpy(mask)[:, None] for mask in (edited.before, edited.after))
     leaves = (masses(before, old) - masses(after, old))[:, 0]
     arrives = (masses(after, new) - masses(before, new))[:, 0]
@@ -463,14 +463,14 @@ def edit_scores(before: Maps, after: Maps, edited: Edited, kind: str) -> PerImag
 
 
 def edit_drops(images: np.ndarray, edited: Edited, kind: str, model: Model) -> PerImage:
-    """How far the class's logit falls by the edit."""
+    """Fall of the class's logit through the edit."""
     before, after = (all_logits(model, ready(model, of))[:, CODE] for of in (images, edited.pictures))
     undone = torch.from_numpy(~edited.done).to(before.device)
     return PerImage({f"edit_drop({kind})": before - after}, [Cause(UNDONE, undone)])
 
 
 def milliseconds(work: Callable[[], object]) -> float:
-    """The median of a few calls that are warm; what a GPU was asked for is waited for."""
+    """Median time of a few calls after warming up, with synchronisation of a GPU."""
 
     def once() -> float:
         begin = time.perf_counter()

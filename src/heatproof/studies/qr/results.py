@@ -1,4 +1,4 @@
-"""What was measured for one seed by checkpoint, method and metric, and the tables made from it.
+"""Measurements of one seed by checkpoint, method and metric, and the tables made from them.
 
 Means are over codes, with a 95 % bootstrap interval over codes (1,000 resamples, seeded). Two numbers are not
 means of a value of each code, and their intervals draw codes all the same:
@@ -90,9 +90,9 @@ class Results:
     settings: QrSettings
     seed: int
     trained: Trained
-    runs: Mapping[str, Columns]  # run, subset, measured; depth and ablation where they were asked for
+    runs: Mapping[str, Columns]  # run, subset, measured; depth and ablation if requested
     device: str = "cpu"
-    sizes: Mapping[str, float] = field(default_factory=dict)  # share of the picture that each code covers
+    sizes: Mapping[str, float] = field(default_factory=dict)  # share of the image that each code covers
 
     def column(self, checkpoint: str, method: str, metric: str, runs: Sequence[str] = RUNS) -> ByImage:
         """From the first of these runs that has it."""
@@ -130,7 +130,7 @@ class Results:
 
     @cached_property
     def twins(self) -> list[list[str]]:
-        """Light methods whose leakage is the same on every code under every regime: so are their maps."""
+        """Light methods with equal leakage on every code under every regime, so that their maps are equal."""
         groups: list[tuple[np.ndarray, list[str]]] = []
         for method in self.settings.real:
             mine = np.array([list(self.column(regime, method, "bl").values()) for regime in REGIMES])
@@ -181,7 +181,7 @@ class Results:
         return defined(*self.causal_pairs(regime, method, "finder"))
 
     def causality_at_size(self, regime: str, method: str, part: str, how: str) -> Value:
-        """The same among codes of about one size (within_thirds), or without its effect (partial_rho).
+        """Rank correlation among codes of similar size (within_thirds), or without its effect (partial_rho).
 
         Large codes have large parts and lose more without them, which even a random map shows.
         """
@@ -270,7 +270,7 @@ def controlled(columns: np.ndarray, how: Callable[[np.ndarray], float], seed: in
 
 
 def _spearman(x: np.ndarray, y: np.ndarray) -> float:
-    """Without the p that scipy's computes too: a bootstrap asks for it hundreds of times."""
+    """Spearman's rho without its p value, which a bootstrap does not need hundreds of times."""
     a, b = (rankdata(side) - (len(side) + 1) / 2 for side in (x, y))
     length = math.sqrt(float((a * a).sum() * (b * b).sum()))
     return float((a * b).sum()) / length if length else math.nan
@@ -437,14 +437,14 @@ def seed_value(values: Iterable[float]) -> Value:
 
 
 def apart(first: Cell, second: Cell) -> int:
-    """-1 where the first interval lies below the second, 1 above it, 0 where they meet or one is missing."""
+    """-1 if the first interval lies below the second, 1 above it, 0 if they overlap or one is missing."""
     if not (isinstance(first, Value) and isinstance(second, Value) and first.interval and second.interval):
         return 0
     return (first.interval[0] > second.interval[1]) - (first.interval[1] < second.interval[0])
 
 
 def flips(seeds: Sequence[Table], column: str) -> list[tuple[str, str, str]]:
-    """(regime, method, method): pairs that two seeds put in opposite orders, each beyond its intervals."""
+    """(regime, method, method): pairs that two seeds rank in opposite orders, each beyond its intervals."""
     flipped: list[tuple[str, str, str]] = []
     for regime in REGIMES:
         cells = [ours(table, regime, column) for table in seeds]

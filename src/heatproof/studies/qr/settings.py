@@ -1,7 +1,7 @@
 """Settings of a QR study.
 
 The defaults are the small configuration: a network of a few layers at 64 pixels, for minutes on a CPU. FULL
-is the paper's size. The recipes are ours: the paper speaks of short schedules and names no rate, no number of
+is the paper's size. The recipes are ours: the paper mentions short schedules but no rate, no number of
 epochs and no batch size.
 """
 
@@ -19,7 +19,7 @@ FLOORS = ("random", "edges")
 LIGHT = ("gradcam", "gradcam++", "layercam", "xgradcam", "hirescam", "eigencam", "eigengradcam")
 MAIN = "eigengradcam"  # what the paper's Tables 5 and 6 and its Figure 4 show
 HEAVY = ("ms-gradcam++", "gradient", "smoothgrad", "integrated-gradients", "scorecam", "lime")
-# What is finished stays true with other values of these.
+# Settings that do not affect finished results.
 MAY_CHANGE = ("out", "seeds", "depth_study", "ablation", "figures", "scenes", "edits", "curves")
 MAY_GROW = ("methods", "heavy")
 
@@ -88,7 +88,7 @@ class QrSettings(Settings):
 
     @property
     def real(self) -> tuple[str, ...]:
-        """The light ones that look at the network."""
+        """The light methods that read the network."""
         from heatproof.explain.floors import is_floor
 
         return tuple(method for method in self.methods if not is_floor(method))

@@ -1,11 +1,11 @@
-"""The pictures of a QR study and the networks that are trained on them.
+"""The images of a QR study and the networks that are trained on them.
 
     OUT/data/train, OUT/data/test    codes and hard negatives with exact masks, as files
     FOLDER/training/NAME             one training each, which goes on where it was stopped
     FOLDER/weights/NAME.safetensors  its last weights; base is the backbone before the regimes
 
 A network without weights of its own first learns a proxy task, so that ZS does not read random features: to
-tell the kinds of negatives apart (checkerboard, clutter, barcode, ...), on pictures of another seed. No code
+tell the kinds of negatives apart (checkerboard, clutter, barcode, ...), on images of another seed. No code
 is shown to it. Then its head is exchanged, and every training starts from there, with the same head.
 """
 
@@ -53,14 +53,14 @@ ProgressCallback = Callable[[str, TrainProgress], object]  # the training's name
 
 
 class Trained(NamedTuple):
-    """How every training went, and the share of the parameters that each depth trains."""
+    """Results of every training, and the share of the parameters that each depth trains."""
 
     histories: dict[str, History]
     shares: dict[str, float]
 
 
 class Sets(NamedTuple):
-    """What is trained on and what is scored."""
+    """Training and test images."""
 
     train: QRSet
     test: QRSet
@@ -80,7 +80,7 @@ def make_pictures(settings: QrSettings) -> Sets:
 
 
 def draw(settings: QrSettings, use: int, negatives: int) -> QRSet:
-    """Pictures to train on (0), test (1), for the proxy task (2) and its validation (3): no two share any.
+    """Images to train on (0), test (1), for the proxy task (2) and its validation (3): no two share any.
 
     The first two have as many codes as negatives, the others none.
     """
@@ -95,7 +95,7 @@ def as_data(made: QRSet, labels: np.ndarray | None = None) -> Data:
 
 
 def uses_proxy(settings: QrSettings) -> bool:
-    """Whether the backbone has to learn something first."""
+    """Whether the backbone must learn a proxy task first."""
     own = settings.model.lower() in OWN_WEIGHTS or settings.model.startswith("hf:")
     return settings.proxy > 0 and not settings.pretrained and not own
 
@@ -110,7 +110,7 @@ def network_spec(settings: QrSettings, folder: Path, seed: int) -> str:
 
 
 def build(settings: QrSettings, folder: Path, seed: int, classes: int) -> Model:
-    """The network before anything is learnt here."""
+    """The network before any training."""
     spec = network_spec(settings, folder, seed)
     place = str(folder / spec) if settings.model == SMALL else spec
     with seeded(seed):
@@ -164,7 +164,7 @@ def total_epochs(settings: QrSettings) -> int:
 
 
 def check_network(settings: QrSettings) -> None:
-    """Refuse a network that cannot be trained as the study asks, before anything is made."""
+    """Raise an error before any work if a network cannot be trained as the study requires."""
     model = build(settings, settings.out, settings.seed, len(CLASSES))
     need_one_class(model, "a QR study")
     blank = model.preprocess.blank
@@ -177,7 +177,7 @@ def check_network(settings: QrSettings) -> None:
 def train_all(
     settings: QrSettings, folder: Path, seed: int, sets: Sets, training: ProgressCallback | None = None
 ) -> Trained:
-    """Every training of one seed, from where it was left; accuracies are those on the test pictures."""
+    """Run or resume all trainings of one seed; accuracies are those on the test images."""
     model, histories = start(settings, folder, seed, training)
     beginning = {name: tensor.clone() for name, tensor in model.module.state_dict().items()}
     data, valid = map(as_data, sets)
@@ -190,7 +190,7 @@ def train_all(
 def start(
     settings: QrSettings, folder: Path, seed: int, training: ProgressCallback | None = None
 ) -> tuple[Model, dict[str, History]]:
-    """The backbone with a fresh head for two classes, and how the proxy task went where there is one."""
+    """The backbone with a new head for two classes, and the result of the proxy task if there is one."""
     if not uses_proxy(settings):
         return build(settings, folder, seed, len(CLASSES)), {}
     kinds = {kind: label for label, kind in enumerate(negatives_of(find_symbol(settings.symbol)))}
@@ -208,7 +208,7 @@ def learn(
     model: Model, train: Data, valid: Data, recipe: Recipe, folder: Path, name: str, seed: int,
     training: ProgressCallback | None,
 ) -> History:  # fmt: skip
-    """One training; its last weights are copied to the name that the run's rows will bear."""
+    """Run one training; its last weights are copied to the checkpoint name of the rows."""
     where, target = folder / "training" / name, folder / "weights" / f"{name}.safetensors"
     listen = None if training is None else partial(training, name)
     history = fit(model, train, valid, recipe, where, seed, [recipe.epochs], listen)
