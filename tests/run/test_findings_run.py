@@ -264,12 +264,12 @@ def test_pictures_and_network_that_do_not_agree_are_refused(folder: Path) -> Non
     study = small(folder)
     del study["model"]["head"]
     with pytest.raises(
-        InputError, match="may have several findings, but the network's output is read as logits"
+        InputError, match="multi-label, but the network's output is read as logits"
     ):
         run_study(study, folder / "refused")
     study = made.study(folder, "dot")
     study["model"] = made.study(folder)["model"]
-    with pytest.raises(InputError, match=r"several findings at once .* but each image has one label"):
+    with pytest.raises(InputError, match=r"multi-label .* but each image has one label"):
         run_study(study, folder / "refused")
     study = small(folder)
     study["model"] |= {"thresholds": {"dott": 0.3}}

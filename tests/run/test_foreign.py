@@ -492,5 +492,5 @@ def test_stored_maps_of_several_findings_are_named_by_finding(tmp_path: Path) ->
         k: repr(v[0]) for k, v in actual.items()
     }
     predicted = {"methods": [method], "run": study["run"] | {"targets": "predicted"}}
-    with pytest.raises(InputError, match=r"not of those a network will say; set run.targets = 'label'"):
+    with pytest.raises(InputError, match=r"not of a network's predictions; set run.targets = 'label'"):
         hp.run(study | predicted, tmp_path / "predicted")

@@ -33,7 +33,7 @@ def test_stopped_and_killed_runs_say_so(tmp_path: Path, sign: int, state: str, w
     process = start(study, out, script=SLOW)
     wait_for(lambda: list((out / "seals").glob("*.json")), process)
     running = RunFolder.open(out).status()
-    assert running.state == "started" and "shard 0/1 is at work" in running.reason
+    assert running.state == "started" and "shard 0/1 is running" in running.reason
     process.send_signal(sign)
     process.communicate(timeout=60)
     current = RunFolder.open(out).status()

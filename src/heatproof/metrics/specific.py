@@ -86,9 +86,9 @@ _metric = partial(
 
 @_metric(
     "specificity", higher_is_better=True, cite="petsiuk2018rise", family="Faithfulness", votes=True,
-    about="How far insertion less deletion lies above that of the map's own shadows.",
-    parts={"weights": "better than its own map of an untrained network",
-           "place": "better than itself turned by half a turn"},
+    about="Insertion minus deletion of a map, above that of its control maps.",
+    parts={"weights": "above its map under random weights",
+           "place": "above the rotated map"},
 )  # fmt: skip
 def specificity(
     maps: Mapping[str, Maps], *, model: Model | nn.Module, images: Images, draws: int = DRAWS,
