@@ -82,9 +82,8 @@ class Recording:
             return None
         import torch  # only needed on a GPU
 
-        if (
-            torch.cuda.is_current_stream_capturing()
-        ):  # while a CUDA graph is captured nothing runs, so there is no time to take
+        # While a CUDA graph is captured nothing runs, so there is no time to take.
+        if torch.cuda.is_current_stream_capturing():
             return None
         return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
 

@@ -1,4 +1,4 @@
-"""What the commands share: consoles, tables, and progress that also works without a terminal."""
+"""Shared parts of commands: consoles, tables, and progress with or without a terminal."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def say(text: object, style: str | None = None) -> None:
 
 
 def stopped(ctx: click.Context) -> NoReturn:
-    """Exit after Ctrl-C, with the command to resume where there is one."""
+    """Exit after Ctrl-C, with the command to resume if there is one."""
     root = ctx.find_root()
     program = getattr(root.command, "program", "heatproof")
     again = f"; what is finished is kept, to resume: {program} {root.meta[COMMAND_LINE]}"
@@ -68,7 +68,7 @@ def new_table(
     rows: Iterable[Sequence[str]] = (),
     right: Container[str] = (),
 ) -> Table:
-    """A table without a frame: as easy to read on a screen as in a file. right: columns of numbers."""
+    """A table without a frame, readable on a screen and in a file. right: columns of numbers."""
     bare: dict[str, Any] = {"box": SIMPLE_HEAD, "pad_edge": False, "collapse_padding": True}
     table = Table(title=title, title_justify="left", title_style="bold", **bare)
     for name in columns:
@@ -93,7 +93,7 @@ def say_verdict(verdict: Verdict) -> None:
 
 
 def has_screen() -> bool:
-    """Whether there is a desktop; without it, a browser for terminals would take over this terminal."""
+    """Whether there is a desktop; without it, a text browser would take over the terminal."""
     return sys.platform in ("darwin", "win32") or bool({"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys())
 
 
@@ -114,7 +114,7 @@ class Steps:
         self.bar = Bar(console, what, total, self._line)
 
     def _line(self) -> str | None:
-        """The state of the current step, printed where there is no bar."""
+        """The state of the current step, printed if there is no bar."""
         return f"[{self.finished}/{self.total}] {self.what}: {self.detail}" if self.detail else None
 
     def inputs(self, count: int) -> None:
@@ -128,7 +128,7 @@ class Steps:
         self.bar.move(self.finished, detail)
 
     def done(self, what: str | None, steps: int = 1) -> None:
-        """Count finished steps; prints a line where there is no terminal, unless `what` is None."""
+        """Count finished steps; prints a line without a terminal, unless `what` is None."""
         self.finished, self.detail = self.finished + steps, ""
         self.bar.move(self.finished)
         if what is not None and not console.is_terminal:

@@ -1,4 +1,4 @@
-"""A command whose options are the fields of a settings class (studies/settings.py), and may stand in a file.
+"""Commands whose options are the fields of a settings class (studies/settings.py) or come from a file.
 
     heatproof study cose examples/cose.toml --device cuda
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class StudyCommand(click.Command):
-    """Its function gets `given`, arguments for the settings class: what was set and nothing else.
+    """A command whose function gets `given`: arguments for the settings class that were set, and no others.
 
     more: options that are no settings, by the name of the option that they stand before.
     words: what else than FILE.toml may be named, in the help; such words are the function's `words`.
@@ -71,7 +71,7 @@ class StudyCommand(click.Command):
     def _read_first(
         self, ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]
     ) -> tuple[str, ...]:
-        """The settings file among words of another kind; those are given back."""
+        """Read the settings file among the words, and return the other words."""
         files = [word for word in given if word.endswith(".toml")]
         if len(files) > 1:
             raise InputError(f"one FILE.toml is read, not {len(files)}; leave out {', '.join(files[1:])}")
@@ -104,7 +104,7 @@ class StudyCommand(click.Command):
 
 
 class PlacedCommand(StudyCommand):
-    """A study whose model and pictures stand on the command line by their place."""
+    """A study whose model and images are positional arguments."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

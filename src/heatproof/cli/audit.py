@@ -36,7 +36,7 @@ OPEN = click.Option(
     default=None,
     help="Open the page in a browser at the end; by default where there is a screen.",
 )
-ABOUT_TRIALS = 25  # that are timed where a network takes every method
+ABOUT_TRIALS = 25  # number of timings if a network supports every method
 SO_FAR = """
     select method, metric, avg(value) filter (not isnan(value)) as mean,
            count(*) filter (not isnan(value)) as n
@@ -45,7 +45,7 @@ SO_FAR = """
 
 
 def check_input(settings: AuditSettings | ScoreSettings) -> None:
-    """Raise for missing images, networks or weights before torch is imported, which takes its time."""
+    """Raise an error for missing images, networks or weights before torch is imported, which takes long."""
     from heatproof.images.kinds import guess_source
     from heatproof.run.config import check_network
 
@@ -54,7 +54,7 @@ def check_input(settings: AuditSettings | ScoreSettings) -> None:
 
 
 def verdict_and_page(outcome: AuditOutcome, ctx: click.Context) -> tuple[Verdict, Path]:
-    """List images that could not be used; exit where the audit was stopped before its page."""
+    """List images that could not be used; exit if the audit was stopped before its page."""
     if outcome.result.broken:
         errors.print(broken_table(outcome.result.broken))
     if outcome.verdict is None or outcome.page is None:
@@ -182,7 +182,7 @@ class LiveTable(Progress):
             super()._show()
 
     def _read(self) -> None:
-        """Read the means of what is finished; a run that does not exist yet has none."""
+        """Read the means of finished units; empty for a run that does not exist yet."""
         from heatproof.store import RunFolder
 
         try:
@@ -195,7 +195,7 @@ class LiveTable(Progress):
                 self._rows.setdefault(row["method"], {})[row["metric"]] = row["mean"], row["n"]
 
     def table(self) -> Table:
-        """Every method with the numbers that the verdict rests on."""
+        """All methods with the numbers that decide the verdict."""
         from heatproof.verdict.follow import KINDS, follow_metric
 
         numbers = [f"{follow_metric().parts[kind]}, so far" for kind in KINDS]

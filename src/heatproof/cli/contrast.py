@@ -1,4 +1,4 @@
-"""heatproof contrast: which maps show what a network uses, on the user's own network and pictures."""
+"""heatproof contrast: which maps show what a network uses, on the user's own network and images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""heatproof demo: run the full audit on made-up pictures and print the results."""
+"""heatproof demo: run the full audit on generated images and print the results."""
 
 from __future__ import annotations
 

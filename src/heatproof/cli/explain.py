@@ -37,7 +37,7 @@ IMAGES_AT_ONCE = 8  # explained together: enough to fill a CPU, few enough to se
 
 @dataclass(frozen=True)
 class Explained:
-    """An image with everything that its overlays and its rows in the table show."""
+    """An image with the data of its overlays and its rows in the table."""
 
     name: str  # of its files, unique in the run
     chances: dict[int, float]  # by class: its probability, or its value where the head has none
@@ -161,7 +161,7 @@ def explain_command(
 
 
 def find_images(given: Sequence[str]) -> list[Path]:
-    """Files by name: a folder stands for the images in it, a pattern for the files that match."""
+    """Files by name: a folder means the images in it, a pattern the files that match."""
     paths: list[Path] = []
     for text in given:
         path = named_file(text).expanduser()
@@ -191,7 +191,7 @@ def unique_names(paths: Sequence[Path]) -> list[str]:
 
 
 def numbers(text: str) -> Any:
-    """Numbers with commas between them; of anything else, the text."""
+    """Parse numbers between commas; any other text is returned unchanged."""
     try:
         return tuple(float(number) for number in text.split(","))
     except ValueError:
@@ -205,7 +205,7 @@ def explain_some(
     options: dict[str, Any],
     progress: Steps,
 ) -> list[Explained]:
-    """Explain those of the images that can be read, and that the network answers."""
+    """Explain the images that can be read and for which the network's output is finite."""
     from torch import from_numpy, stack
 
     from heatproof.explain.api import explain
@@ -267,7 +267,7 @@ def answers(model: Model, images: Tensor, targets: Any) -> list[dict[int, float]
 
 
 def chance_text(model: Model, number: float) -> str:
-    """A probability in per cent, or a value as it is."""
+    """A probability in per cent, or a plain value."""
     return f"{number:.1%}" if model.head.chance else f"{number:.4g}"
 
 
@@ -308,7 +308,7 @@ def save(image: Image.Image, path: Path) -> Path:
 
 
 def prediction_table(model: Model, explained: Sequence[Explained], top: int) -> Table:
-    """The likeliest classes of each image; the explained one is marked, and added where it is missing."""
+    """The most likely classes of each image; the explained class is marked, and added if missing."""
     chance = "probability" if model.head.chance else "value"
     columns = ("image", "class", "name", chance, "")
     table = new_table(f"predictions of {model.name}", columns, right=("class", chance))
@@ -325,7 +325,7 @@ def prediction_table(model: Model, explained: Sequence[Explained], top: int) -> 
 def open_model(
     spec: str, checkpoint: Path | None, random_weights: bool, classes: Path | None, **options: Any
 ) -> Model:
-    """The model that the options name. Without a checkpoint, pretrained weights are wanted."""
+    """The model that the options name; without a checkpoint, with pretrained weights."""
     from heatproof.models.load import best_device, load_model
 
     if random_weights and checkpoint is not None:
@@ -354,7 +354,7 @@ def read_names(path: Path) -> list[str]:
 
 
 def class_name(model: Model, number: int) -> str:
-    """The name of a class, or its number where the model has no names."""
+    """The name of a class, or its number if the model has no names."""
     names = model.classes
     return names[number] if names and number < len(names) else model.head.called(number)
 

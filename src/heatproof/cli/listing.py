@@ -91,7 +91,7 @@ NETWORKS = {"cnn": "convolutional networks", "transformer": "transformers"}
 
 
 def cost(entry: Explainer) -> str:
-    """What a method adds to the pass that all methods share."""
+    """Cost of a method beyond the shared pass."""
     for option in REPEATS:
         if option in entry.options:
             return f"{entry.options[option]:,} inputs"
@@ -134,7 +134,7 @@ def metric_page(entry: Metric) -> str:
 
 
 def not_in_a_run(entry: Metric) -> str:
-    """Why a study cannot name this metric, or ''."""
+    """Reason why a study cannot name this metric, or ''."""
     try:
         read_metrics([entry.name])
     except InputError as error:

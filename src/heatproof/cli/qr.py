@@ -18,7 +18,7 @@ from heatproof.images.symbols import SYMBOLS
 from heatproof.report.panels import Tile, sheet
 
 PREVIEW = "preview.png"
-LINE_EVERY = 200  # pictures, where there is no terminal
+LINE_EVERY = 200  # images per line without a terminal
 TINTS = {"box": (60, 120, 255), "finder": (255, 40, 40), "timing": (0, 170, 60)}
 STUDY = """
 methods = ["gradcam", "layercam"]
@@ -112,7 +112,7 @@ def parse_versions(text: str | None) -> list[int] | None:
 
 
 def counter(progress: Steps, what: str) -> Callable[[int], None]:
-    """Moves the bar; without a terminal, a line now and then."""
+    """Advance the bar; without a terminal, print a line now and then."""
 
     def made(count: int) -> None:
         after = progress.finished + count

@@ -1,4 +1,4 @@
-"""heatproof study cose: does a map stay when the prediction stays, and change when it changes?"""
+"""heatproof study cose: consistency and sensitivity of maps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""heatproof study cscore: does the model look at the same place for every image of a class?"""
+"""heatproof study cscore: consistency of the maps of a class over training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""heatproof study localise: does the map point at the object, and at what the model used?"""
+"""heatproof study localise: localisation and faithfulness under a pixel budget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""heatproof study qr: on codes, where the truth is known, do maps land on the parts that matter?"""
+"""heatproof study qr: mass of maps on the parts of codes."""
 
 from __future__ import annotations
 

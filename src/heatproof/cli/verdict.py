@@ -95,7 +95,7 @@ def verdict_command(
 
 
 def _information(verdict: Verdict, facts: Facts) -> Table:
-    """Tests that do not vote as rows, methods as columns; means over images, or over what the title says."""
+    """Tests that do not vote as rows, methods as columns; means over images, or as in the title."""
     from heatproof.verdict.data import measure
 
     methods = [answer.method for answer in verdict.methods]

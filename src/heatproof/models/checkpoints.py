@@ -74,6 +74,7 @@ def write_weights(
     missing = [k for k in wanted if k not in given and not k.endswith(COUNTERS)]
     unexpected = [k for k in given if k not in wanted]
     reshaped = [k for k in given if k in wanted and given[k].shape != _shape(wanted[k])]
+    # Only a head of another size is a mistake that can be repaired by building the network again.
     classes = None if missing or unexpected else _class_count(reshaped, given, wanted)
     name = name or type(module).__name__
     if classes is not None and new_head:
@@ -88,6 +89,7 @@ def write_weights(
         kinds = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
         parts = ", ".join(f"{len(names)} {kind}{_few(names)}" for kind, names in kinds.items() if names)
         raise CheckpointError(f"{source} does not fit {name}: {parts}; build the model the file was made for")
+    # load_state_dict would cast quantised integers to floats silently and the network would be wrong.
     integers = [k for k, v in given.items() if not _is_real(v) and _is_real(wanted[k])]
     if integers:
         raise CheckpointError(

@@ -191,17 +191,15 @@ def default_layer(model: Model, images: Tensor | None = None) -> str | None:
     dense = isinstance(model.head, Segmentation) and images is not None
     if dense and known_scales(model) is None and not encoder_of(model.module):
         return _coarsest(model, images)
+    # A pass is only worth its time if an activation may follow; its result is cached in the facts.
     if guess is None or not may_be_activated_later(model, guess):
         return guess
     if model.facts.activated_layer is None:
         image = (model.preprocess.blank if images is None else images)[:1]
         try:
             model.facts.activated_layer = _step_behind(model, image, guess)
-        except (
-            RuntimeError,
-            ValueError,
-            AssertionError,
-        ):  # wrong image size: the pass itself raises the error
+        except (RuntimeError, ValueError, AssertionError):
+            # Wrong image size: the pass itself raises the error.
             return guess
     return model.facts.activated_layer
 

@@ -64,9 +64,8 @@ class ModelFacts:
     quantised: bool | None = None
     keeps_twin: bool = False  # whether the weights do not change, so that the random twin can be cached
     twin: Any = None  # a RandomTwin
-    fits: dict[tuple[str, tuple[int, ...]], int] = field(
-        default_factory=dict
-    )  # inputs per pass that fit in memory, by kind of pass and image size
+    # Inputs per pass that fit in memory, by kind of pass and image size.
+    fits: dict[tuple[str, tuple[int, ...]], int] = field(default_factory=dict)
     acceleration: AccelerationState = field(default_factory=AccelerationState)
 
     def with_other_head(self) -> ModelFacts:
@@ -261,9 +260,8 @@ class Model:
 
         Differences up to a share of the largest output count as rounding: 0.1 %, or 5 % in half precision.
         """
-        with frozen_eval(
-            self.module
-        ):  # around both passes: each exit restores the random state, which would hide the difference
+        # Around both passes: each exit restores the random state, which would hide the difference.
+        with frozen_eval(self.module):
             first, second = (self.forward(self.ready(images)) for _ in range(2))
         half = self.precision == "bf16" or self.dtype in (torch.float16, torch.bfloat16)
         tolerance = (5e-2 if half else 1e-3) * float(first.nan_to_num(0, 0, 0).abs().max())

@@ -46,6 +46,7 @@ def computing(precision: str | None, device: torch.device) -> Iterator[None]:
     if precision is None:
         yield
         return
+    # PyTorch requires cache_enabled=False for passes that are recorded as CUDA graphs.
     with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False):
         if device.type != "cuda":
             yield
@@ -54,6 +55,7 @@ def computing(precision: str | None, device: torch.device) -> Iterator[None]:
         before = products.allow_tf32, convolutions.allow_tf32, convolutions.deterministic
         try:
             products.allow_tf32 = convolutions.allow_tf32 = precision != "fp32"
+            # A run promises the same bits on the same GPU; cuDNN's fastest kernels add in varying order.
             convolutions.deterministic = True
             yield
         finally:

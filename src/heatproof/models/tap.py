@@ -120,15 +120,15 @@ class Tail:
         self.logits = self._record()
         tensor = first_tensor(self.output)
         assert tensor is not None
-        if function := layer.partition("+")[
-            2
-        ]:  # the network applies it again, which does not change the result
+        # The network applies it again, which does not change the result.
+        if function := layer.partition("+")[2]:
             tensor = BY_NAME[function](tensor)
         layout = layout_of(tensor, self.inputs, model.module)
         assert layout is not None
         self.activation: Tensor = tensor  # "1 ...", in the layer's own layout
         self.layout: Layout = layout
         self.short = True
+        # Forwards that do more than call modules may not work with the shortcut: then the whole network runs.
         self.short = self._short_works()
 
     @torch.no_grad()
@@ -136,6 +136,7 @@ class Tail:
         """ "n ..." changed activations, in the layer's own layout -> "n k" logits."""
         changed = replace_first(self.output, activations)
         count = len(activations)
+        # The input is expanded too: code outside of the recorded modules may read it or its batch size.
         with self._replayed(changed, count):
             return self.model.forward(self.inputs.expand(count, *self.inputs.shape[1:]))
 

@@ -45,11 +45,8 @@ from heatproof.verdict.judge import MONITOR, conclude
 from heatproof.verdict.trajectory import Trajectory
 
 KNOWN = {"maps", "model", "images", "labels", "probabilities"}
-FREE = (
-    "model.spec",
-    "run.device",
-    "run.threads",
-)  # known once the model is; may change when a run is resumed
+# Known once the model is; may change when a run is resumed.
+FREE = ("model.spec", "run.device", "run.threads")
 
 
 class Recorder:

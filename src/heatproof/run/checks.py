@@ -71,6 +71,8 @@ def check_study(opened: ResolvedStudy) -> dict[str, str]:
         checkpoints = opened.checkpoints
         for checkpoint in checkpoints:
             model = opened.model(checkpoint.name)
+            # Every checkpoint is loaded before work starts: a file that does not fit would else fail after
+            # hours.
             opened.hashes[checkpoint.name] = weights_hash(checkpoint, model)
     compared = [request.text for request in opened.metrics if request.entry.compares_checkpoints]
     if len(checkpoints) < 2 and compared:
@@ -387,6 +389,8 @@ def check_accuracy(opened: ResolvedStudy, expected: float | None) -> None:
             "expect_accuracy needs images with one label each, out of the network's classes; leave it out"
         )
     right, n = answers.right, len(answers.truth)
+    # A wide interval and a margin: the check is for wrong preprocessing or class order, not for small
+    # differences.
     low, high = binomtest(right, n).proportion_ci(CONFIDENCE)
     if low - MARGIN <= expected <= high + MARGIN:
         return

@@ -58,6 +58,8 @@ def _drive(ray: Any, pending: PendingUnits) -> None:
     def send_more() -> None:
         if pending.stop.is_set():
             return
+        # A bounded number of tasks in flight, so that Ctrl-C waits for few and a large run needs little
+        # memory.
         while blocks and len(flying) < window:
             block = blocks.popleft()
             reference = remote_block.remote(shared, path, run, block, pending.fail_fast)

@@ -137,6 +137,7 @@ def compute(request: MetricRequest, context: BatchContext) -> Mapping[str, PerIm
     """By method: the scores of every map."""
     entry, options = request.entry, dict(request.options)
     methods = runnable(request, list(context.maps))
+    # The other methods are scored although one of them cannot be run again.
     if len(methods) < len(context.maps):
         own = replace(context, maps={method: context.maps[method] for method in methods})
         scores = compute(request, own) if methods else {}

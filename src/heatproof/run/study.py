@@ -174,6 +174,7 @@ class ResolvedStudy:
                 raise CheckpointError(
                     f"the weights of {checkpoint!r} changed while the run was going; keep them"
                 )
+            # Weights are constant within a run, so control maps of all batches can share the random networks.
             keep_twin(model)
             self._model = key, model
         return self._model[1]

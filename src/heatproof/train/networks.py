@@ -232,9 +232,7 @@ def head_name(model: Model, runs: dict[str, ModuleRun]) -> str:
         raise LayerError(f"{model.name} has no parameters, so there is nothing to train")
     name = max(owners, key=lambda owner: runs[owner].start)
     head = model.module.get_submodule(name)
-    if (
-        not isinstance(head, (nn.Linear, nn.Conv2d)) and type(head).__name__ != "Dense"
-    ):  # the attribute of Keras
+    if not isinstance(head, (nn.Linear, nn.Conv2d)) and type(head).__name__ != "Dense":  # Dense: of Keras
         raise LayerError(
             f"the last part of {model.name} with parameters is {name or 'the network itself'!r}, "
             "not a linear layer; name the modules to be trained, such as ('layer4', 'fc')"

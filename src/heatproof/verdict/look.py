@@ -55,7 +55,7 @@ def looks(data: RunData, following: Sequence[str], untested: Collection[int] = (
     if chance is None:
         why = f"Where the network looks was not judged: {of.short} needs `random` among the methods"
         return NetworkAnswer("undecided", note=why)
-    # Only maps that follow the network show what it uses; others would blame it for errors of the maps.
+    # Only maps that follow the network show what it uses; if none does, all are averaged as information.
     methods = tuple(m for m in following or data.real if m in columns)
     above = data.images.distinct(mean_over_methods(np.stack([columns[m] for m in methods])) - chance)
     known = np.isfinite(above)

@@ -122,9 +122,8 @@ class DeferredConv(Tensor):
 
     step: FusedConv
     images: Tensor
-    reads: list[
-        tuple[Tensor, int | None]
-    ]  # tensors to be read, with their versions, so that a change in between is noticed
+    # Tensors to be read, with their versions, so that a change in between is noticed.
+    reads: list[tuple[Tensor, int | None]]
     normed: bool
     shortcut: Tensor | None
     output: Tensor | None
@@ -234,6 +233,8 @@ class Folding:
             convolutions = (part for part in model.module.modules() if isinstance(part, nn.Conv2d))
             tried.steps = [FusedConv(conv, norms.get(conv)) for conv in convolutions if _fusible(conv)]
         try:
+            # Structure alone cannot prove that folding is exact (shared modules, forwards with branches), so
+            # the result is compared with the plain network before it is used.
             fine = not tried.steps or agree(model, plain, tried._logits(model, image))
             if fuse:
                 tried.steps = [s for s in tried.steps if isinstance(s, FusedConv) and s.fused]

@@ -179,13 +179,12 @@ class Graphs:
                 with span("forward", inputs=count):
                     return _first_rows(self.recordings[key, size](inputs), size, count)
         self.seen[key, count] += 1
+        # Recording costs several passes, so a shape must occur repeatedly before it pays.
         if self.seen[key, count] <= SEEN:
             return function(*inputs)
         try:
             recording = self.record(function, inputs, reads, None if lasting else self._pool())
-        except (
-            Exception
-        ) as error:  # of any kind; the plain pass that follows raises it again if it is the network's
+        except Exception as error:  # of any kind; the plain pass below raises it again if it is a bug
             self.reason = f"its pass cannot be recorded as a CUDA graph ({first_line(error)[:120]})"
             log.info("passes run kernel by kernel: %s", self.reason)
             self.recordings.clear()
