@@ -12,6 +12,7 @@ Names are imported on first use, so that `import heatproof` is fast.
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 import lazy_loader
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
     from heatproof.rows import Score, Unit
     from heatproof.types import Batch, Maps, Trace
 
-__version__ = "0.2.0"
+try:
+    __version__ = version("heatproof")
+except PackageNotFoundError:  # a source tree that is not installed
+    __version__ = "0+unknown"
 __all__ = [
     "Batch", "Maps", "Model", "Run", "Score", "Trace", "Unit", "audit", "compare", "contrast", "explain",
     "load_model", "metrics", "monitor", "open_image", "open_run", "run",

@@ -82,8 +82,7 @@ class Recording:
             return None
         import torch  # only needed on a GPU
 
-        # While a CUDA graph is captured nothing runs, so there is no time to take.
-        if torch.cuda.is_current_stream_capturing():
+        if torch.cuda.is_current_stream_capturing():  # captured kernels run later
             return None
         return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
 

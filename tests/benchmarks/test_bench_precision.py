@@ -31,7 +31,7 @@ def test_a_study_is_compared_with_itself_in_another_precision(
     tables = {
         part.table: part.measure() for part in precision.parts(BenchOptions(quick=True, data=Path("data")))
     }
-    maps, rows = ({str(row[key]): row for row in tables[name]} for name, key in KEYS.items())  # type: ignore[index]
+    maps, rows = ({str(row[key]): row for row in tables[name]} for name, key in KEYS.items())
     assert set(maps) == {"gradcam", "gradient"} and {row["images"] for row in maps.values()} == {2}
     assert 0.5 < float(str(maps["gradient"]["spearman_median"])) < 1, "half the digits were there"
     assert (

@@ -123,7 +123,7 @@ def test_packages_are_measured_part_by_part_and_together(monkeypatch: pytest.Mon
     monkeypatch.setattr(packages, "side_by_side", lambda *_, **__: {"ours": 2.0, "theirs": 10.0})
     monkeypatch.setattr(packages, "find_spec", lambda name: name != "lime")
     *parts, last = [part.measure()[0] for part in packages.parts(BenchOptions(quick=True))]
-    assert len(parts) == 7 and {row.ratio for row in (*parts, last)} == {5.0}  # type: ignore[union-attr]
+    assert len(parts) == 7 and {row.ratio for row in (*parts, last)} == {5.0}
     assert isinstance(last, Row) and last.other == "grad-cam, captum, Quantus"
     assert last.ours_ms == 6 * 2.0, "torchcam's are among grad-cam's"
 

@@ -91,7 +91,7 @@ def test_the_given_network_is_not_touched() -> None:
     for mine, stored in zip(model.module.parameters(), before.parameters(), strict=True):
         assert mine.requires_grad == stored.requires_grad
     grads = [weight.grad for weight in model.module.parameters()]
-    assert torch.equal(grads[0], torch.ones_like(grads[0])) and grads[1:] == [None] * (len(grads) - 1)
+    assert torch.equal(grads[0], torch.ones_like(grads[0])) and grads[1:] == [None] * (len(grads) - 1)  # type: ignore[arg-type]
     assert not any(part._forward_hooks for part in model.module.modules())
     assert not same(made.a, model) and not same(made.b, model)
     frozen = [made.a.module[0].weight, made.b.module[0].weight]  # a frozen layer is trained in the copies

@@ -24,8 +24,8 @@ from heatproof.types import Maps, Trace, normalise
 
 def trace_of(activation: torch.Tensor, gradient: torch.Tensor) -> Trace:
     nothing = torch.zeros(len(activation), 1)
-    maps = {"activations": {"layer": activation}, "gradients": {"layer": gradient}}
-    return Trace(None, nothing, nothing, nothing, layer="layer", **maps)
+    maps: dict[str, Any] = {"activations": {"layer": activation}, "gradients": {"layer": gradient}}
+    return Trace(None, nothing, nothing, nothing, layer="layer", **maps)  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from heatproof.images.preprocess import Preprocess
 from heatproof.models.model import Model
 from heatproof.types import normalise
 
-CLOSE = {"atol": 1e-4, "rtol": 0.0}
+CLOSE: dict[str, Any] = {"atol": 1e-4, "rtol": 0.0}
 
 
 def small_net(activation: type[nn.Module] = nn.ReLU) -> nn.Module:

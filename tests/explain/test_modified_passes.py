@@ -31,7 +31,7 @@ from heatproof.models.model import as_model
 from heatproof.models.running import frozen_eval
 
 METHODS = ("guided-backprop", "gradient-x-input", "deeplift", "lrp", "fullgrad")
-CLOSE = {"rtol": 1e-6, "atol": 1e-9}
+CLOSE: dict[str, Any] = {"rtol": 1e-6, "atol": 1e-9}
 HOOKED = pytest.mark.filterwarnings("ignore:Setting (forward, )?backward hooks")  # captum says so
 
 
@@ -233,9 +233,9 @@ def test_lrp_as_captum_has_it() -> None:
 
 def test_relevance_sums_to_the_logit_where_nothing_absorbs_it() -> None:
     module = plain()
-    for part in module:  # type: ignore[attr-defined]
+    for part in module:
         if getattr(part, "bias", None) is not None:
-            nn.init.zeros_(part.bias)
+            nn.init.zeros_(part.bias)  # type: ignore[arg-type]
     images = pictures()
     with torch.no_grad():
         logits = module(images)
@@ -283,7 +283,7 @@ def _dense_biases(module: nn.Module, dense: list[nn.Linear], images: Tensor, tar
         handle.remove()
     gradients = torch.autograd.grad(logits[torch.arange(len(images)), targets].sum(), outputs)
     pairs = zip(gradients, dense, strict=True)
-    return sum((g * part.bias).sum(1) for g, part in pairs).detach()  # type: ignore[union-attr]
+    return sum((g * part.bias).sum(1) for g, part in pairs).detach()
 
 
 def test_fullgrad_as_grad_cam_has_it() -> None:

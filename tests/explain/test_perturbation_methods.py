@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ def counted(module: nn.Module) -> Iterator[list[int]]:
         handle.remove()
 
 
-def checkerboard(size: tuple[int, int]) -> Tensor:
+def checkerboard(size: Sequence[int]) -> Tensor:
     return 1.0 - 2.0 * ((torch.arange(size[0])[:, None] + torch.arange(size[1])) % 2)
 
 

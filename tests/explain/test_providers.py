@@ -79,7 +79,7 @@ def theirs(make) -> Tensor:
         return make(net, pictures).detach()
 
 
-OF_PIXELS = {
+OF_PIXELS: dict[str, Any] = {
     "Saliency": {}, "Saliency(abs=false)": {"abs": False}, "InputXGradient": {}, "GuidedBackprop": {},
     "Deconvolution": {}, "DeepLift": {}, "IntegratedGradients(n_steps=7)": {"n_steps": 7},
     "IntegratedGradients(n_steps=4, method='riemann_trapezoid', baselines=0.5)":
@@ -98,7 +98,7 @@ def test_captum_s_attributions_of_pixels_are_its_own(call: str) -> None:
     assert direct.any() and maps.explained.tolist() == TARGETS.tolist()
 
 
-SUMMED = {
+SUMMED: dict[str, Any] = {
     "LRP": {}, "Occlusion(sliding_window_shapes=(3, 5, 5), strides=(3, 4, 4))":
         {"sliding_window_shapes": (3, 5, 5), "strides": (3, 4, 4)},
     "FeatureAblation(perturbations_per_eval=16)": {"perturbations_per_eval": 16},
@@ -198,11 +198,11 @@ EVERY = [
 def test_every_method_that_is_offered_runs_and_leaves_the_network_alone(call: str) -> None:
     net = network().train()
     next(net.parameters()).requires_grad_(False)
-    net.head.weight.grad = torch.ones_like(net.head.weight)
+    net.head.weight.grad = torch.ones_like(net.head.weight)  # type: ignore[arg-type]
     torch.manual_seed(3)
     before, numbers = state_of(net), np.random.get_state()[1].copy()  # noqa: NPY002
     maps = hp.explain(net, images(), [call], TARGETS, seed=SEED)[call]
-    assert same(before, state_of(net)) and torch.equal(net.head.weight.grad, torch.ones_like(net.head.weight))
+    assert same(before, state_of(net)) and torch.equal(net.head.weight.grad, torch.ones_like(net.head.weight))  # type: ignore[arg-type]
     assert np.array_equal(numbers, np.random.get_state()[1])  # noqa: NPY002
     assert torch.isfinite(maps.values).all() and maps.values.ndim == 3 and not maps.values.requires_grad
     assert torch.equal(maps.values, hp.explain(net, images(), [call], TARGETS, seed=SEED)[call].values)
@@ -336,7 +336,7 @@ def test_a_function_is_a_method_by_its_name_or_another() -> None:
 
 
 def test_a_metric_runs_a_function_again() -> None:
-    inputs = {"model": network(), "images": images()}
+    inputs: dict[str, Any] = {"model": network(), "images": images()}
     result = hp.metrics.fragility([brightness, "gradcam"], **inputs, draws=1)  # type: ignore[list-item]
     assert set(result) == {"brightness", "gradcam"} and float(result["brightness"]["ssim"].min()) > 0.9
 
@@ -365,7 +365,7 @@ def test_a_function_s_signs_are_kept() -> None:
 )
 def test_a_function_that_cannot_be_a_method_raises_a_clear_error(methods: object, words: str) -> None:
     with pytest.raises(HeatproofError, match=words):
-        hp.explain(network(), images(), methods)
+        hp.explain(network(), images(), methods)  # type: ignore[arg-type]
 
 
 def test_a_function_in_a_file_is_run_when_the_method_is(tmp_path: Path) -> None:

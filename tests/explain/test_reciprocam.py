@@ -54,7 +54,7 @@ def test_only_the_tail_is_rerun() -> None:
     net, image = torchvision.models.resnet18(num_classes=4).eval(), torch.randn(1, 3, 96, 96)
     stem, cells = [], []
     original = net.conv1._conv_forward
-    net.conv1._conv_forward = lambda *a: (stem.append(1), original(*a))[1]  # type: ignore[method-assign]
+    net.conv1._conv_forward = lambda *a: (stem.append(1), original(*a))[1]
     net.fc.register_forward_hook(lambda _m, inputs, _o: cells.append(len(inputs[0])))
     hp.explain(net, image, "reciprocam", layer="layer4", batch_size=4)
     assert len(stem) == 2  # the shared pass and the one that is recorded

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -29,6 +31,7 @@ def twins() -> tuple[nn.Module, nn.Module]:
     """A network for pictures, and the same with kernels 1 x k x k for volumes."""
 
     def layers(three: bool) -> nn.Module:
+        conv: Any
         conv, norm = (nn.Conv3d, nn.BatchNorm3d) if three else (nn.Conv2d, nn.BatchNorm2d)
         pool = nn.MaxPool3d((1, 2, 2)) if three else nn.MaxPool2d(2)
         flat = nn.AdaptiveAvgPool3d(1) if three else nn.AdaptiveAvgPool2d(1)
@@ -45,7 +48,7 @@ def twins() -> tuple[nn.Module, nn.Module]:
     torch.manual_seed(3)
     pictures, volumes = layers(False), layers(True)
     with torch.no_grad():
-        pictures[1].running_mean += torch.rand(6)  # type: ignore[union-attr, operator]
+        pictures[1].running_mean += torch.rand(6)
     state = {
         name: value[:, :, None] if value.ndim == 4 else value for name, value in pictures.state_dict().items()
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -181,7 +183,7 @@ def test_oracles_stay_extreme_after_a_warp(codes: QRSet) -> None:
     for kind in GEOMETRIC:
         _, masks = distort(codes.pictures, kind, 1.0, masks=codes.masks)
         assert masks is not None
-        parts = [masks[part] for part in ("finder", "timing", "box")]
+        parts: list[Any] = [masks[part] for part in ("finder", "timing", "box")]
         oracle = structure(masks["finder"].astype(np.float32), *parts)
         anti = structure(1.0 - masks["box"], *parts)
         assert np.allclose(oracle["fmr"], 1, atol=1e-5) and np.allclose(oracle["bl"], 0, atol=1e-5)

@@ -53,7 +53,7 @@ COPIES = {
 
 @pytest.mark.parametrize("kind", COPIES)
 def test_copies_count_once(kind: str) -> None:
-    copies = [COPIES[kind](image, i) for i in range(10) for image in PHOTOGRAPHS]  # type: ignore[no-untyped-call]
+    copies = [COPIES[kind](image, i) for i in range(10) for image in PHOTOGRAPHS]
     assert distinct(copies) == len(PHOTOGRAPHS)
 
 

@@ -56,7 +56,7 @@ def test_order_and_numbers_do_not_depend_on_workers_or_batch_size(folder: Path, 
         assert [len(p.ids) for p in parts] == [min(batch_size, 23 - s) for s in range(0, 23, batch_size)]
         assert sum((p.ids for p in parts), ()) == whole.batch.ids
         assert torch.equal(torch.cat([p.images for p in parts]), whole.batch.images)
-        assert torch.equal(torch.cat([p.labels for p in parts if p.labels is not None]), whole.batch.labels)
+        assert torch.equal(torch.cat([p.labels for p in parts if p.labels is not None]), whole.batch.labels)  # type: ignore[arg-type]
 
 
 def test_indices_choose_and_order(folder: Path) -> None:
@@ -110,7 +110,7 @@ def test_the_next_batches_fill_while_the_caller_works_and_no_more() -> None:
             time.sleep(0.002)
         time.sleep(0.02)
         assert len(started) == wanted
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
     assert not [t for t in threading.enumerate() if t.name.startswith("heatproof-decode")]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,7 +102,7 @@ def test_there_is_an_outside_to_leak_into(pictures: qr.QRSet) -> None:
 
 
 def test_an_oracle_and_an_anti_oracle_get_the_extreme_scores(pictures: qr.QRSet) -> None:
-    masks = [pictures.masks[part][:12] for part in qr.PARTS]
+    masks: list[Any] = [pictures.masks[part][:12] for part in qr.PARTS]
     finder, _, box = masks
     oracle, anti = structure(finder.astype(np.float32), *masks), structure(1.0 - box, *masks)
     assert np.allclose(oracle["fmr"], 1, atol=1e-5) and np.allclose(oracle["bl"], 0, atol=1e-5)

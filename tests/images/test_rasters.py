@@ -190,7 +190,7 @@ def test_a_ball_is_a_ball_whatever_the_scanner(tmp_path: Path) -> None:
         lines.append(f"{name}.nii.gz,{name}-mask.nii.gz")
     (tmp_path / "list.csv").write_text("\n".join(lines))
     source = open_source("nifti", tmp_path / "list.csv")
-    spacings = [source.open(i).spacing for i in range(2)]  # type: ignore[union-attr]
+    spacings = [source.open(i).spacing for i in range(2)]
     assert spacings == [tuple(thin), tuple(thick)]
     assert source.warning.startswith("voxels differ between volumes, from 0.5 x 4 x 1 to 1 x 1 x 1 mm")
     (loaded,) = batches(source, plain(1, (32, 32, 32), spacing=(1.0, 1.0, 1.0)))

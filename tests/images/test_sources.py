@@ -260,7 +260,7 @@ def test_boxes_drawn_on_a_larger_copy_are_scaled_and_on_another_shape_refused(tm
 
 def test_npz_in_the_medmnist_layout(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    arrays = {
+    arrays: dict[str, Any] = {
         "train_images": rng.integers(0, 256, (5, 28, 28, 3), np.uint8),
         "train_labels": np.array([[0], [1], [2], [1], [0]], np.uint8),
         "test_images": rng.integers(0, 256, (3, 28, 28), np.uint8),
@@ -472,7 +472,7 @@ def test_explain_reads_dicom_with_the_sources_reader(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["explain", f"{tmp_path / 'net.py'}:tiny", *place, *out])
     assert done.exit_code == 0 and "2 of 2 images explained" in done.output, done.output
     drawn = np.asarray(Image.open(tmp_path / "maps" / "a.gradcam.png"))
-    assert np.array_equal(drawn, np.asarray(Preprocess().crop(seen)))
+    assert np.array_equal(drawn, np.asarray(Preprocess().crop(seen)))  # type: ignore[arg-type]
     (tmp_path / "cut.dcm").write_bytes((tmp_path / "nameless").read_bytes()[:-60])
     with pytest.raises(
         InputError, match=r"cannot read .*cut\.dcm as an image: the DICOM file cannot be decoded"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -61,7 +62,7 @@ def trained() -> Model:
 
 def test_the_search_finds_less_alike_maps_than_noise_of_the_same_size(trained: Model) -> None:
     images = bars(12, 3)[0]
-    options = {"model": trained, "images": images, "epsilon": EPSILON}
+    options: dict[str, Any] = {"model": trained, "images": images, "epsilon": EPSILON}
     random = fragility(METHODS, draws=3, **options)
     searched = adversarial_fragility(METHODS, steps=10, **options)
     for method in METHODS:
@@ -95,7 +96,7 @@ def test_a_network_whose_answer_always_changes_is_not_scored() -> None:
             self.register_buffer("known", torch.zeros(1, 3, 8, 8))
 
         def forward(self, x: Tensor) -> Tensor:
-            changed = x.ne(self.known).any(dim=(1, 2, 3)).float()[:, None]
+            changed = x.ne(self.known).any(dim=(1, 2, 3)).float()[:, None]  # type: ignore[arg-type]
             return self.conv(x).relu().mean((2, 3)) * 0.01 + torch.cat([1 - changed, changed], 1)
 
     torch.manual_seed(0)
@@ -107,7 +108,7 @@ def test_a_network_whose_answer_always_changes_is_not_scored() -> None:
 def test_it_repeats_in_any_batch_and_leaves_the_network_alone(trained: Model) -> None:
     images = bars(3, 5)[0]
     before = state_of(trained.module)
-    options = {"model": trained, "images": images, "epsilon": EPSILON, "steps": 3}
+    options: dict[str, Any] = {"model": trained, "images": images, "epsilon": EPSILON, "steps": 3}
     whole = adversarial_fragility(METHODS, **options)
     single = adversarial_fragility(METHODS, batch_size=1, **options)
     assert same(before, state_of(trained.module))
@@ -144,6 +145,6 @@ def test_in_a_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{"epsilon": 0.0}, {"steps": 0}, {"steps": 1.5}])
-def test_bad_options_raise_a_clear_error(cnn: nn.Sequential, options: dict[str, float]) -> None:
+def test_bad_options_raise_a_clear_error(cnn: nn.Sequential, options: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="epsilon > 0 and steps >= 1"):
         hp.metrics.adversarial_fragility("gradcam", model=cnn, images=torch.zeros(1, 3, 32, 32), **options)

@@ -150,7 +150,7 @@ def test_metric_agreement_needs_three_methods_with_both_scores() -> None:
         "deletion": {"a": 0.1, "b": math.nan, "c": 0.5},
         "pointing": dict.fromkeys("abcd", 1.0),
     }
-    result = metric_agreement(table)
+    result = metric_agreement(table)  # type: ignore[arg-type]
     assert math.isnan(result.spearman["insertion", "deletion"]) and result.spearman.n[0, 1] == 2
     assert "fewer than three" in result.spearman.reasons["insertion", "deletion"]
     assert "pointing is the same everywhere" in result.kendall.reasons["insertion", "pointing"]

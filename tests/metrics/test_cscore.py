@@ -282,7 +282,7 @@ def test_pairs_are_drawn_with_those_chances() -> None:
 
     log, w = Log(), np.array([0.5, 0.3, 0.15, 0.05])
     rng = np.random.default_rng(0)
-    cscores._draw(log, w, 40_000, rng)
+    cscores._draw(log, w, 40_000, rng)  # type: ignore[arg-type]
     for i in range(4):
         for j in range(4):
             share = log.seen.count((i, j)) / len(log.seen)
@@ -485,11 +485,11 @@ Y, P = [0, 1, 1], [0.9, 0.8, 0.7]
         (lambda m: cscore_by_class(m, Y, [0.9, math.nan, 0.1]), "probabilities must lie in [0, 1]"),
         (lambda m: cscore_by_class(m, Y, np.zeros((3, 2, 2))), "probabilities must be 'b k'"),
         (lambda m: cscore_by_class(m, Y, P, tau=1.5), "tau must be a number in [0, 1]"),
-        (lambda m: cscore_by_class(m, Y, P, tau="auto"), "tau must be a number in [0, 1]"),
+        (lambda m: cscore_by_class(m, Y, P, tau="auto"), "tau must be a number in [0, 1]"),  # type: ignore[arg-type]
         (lambda m: cscore_by_class(m, Y, P, anchor=[True]), "anchor has 1 entries"),
         (lambda m: cscore_by_class(m, Y, P, anchor=[3]), "anchor must hold image indices from 0 to 2"),
         (lambda m: cscore_by_class(m, Y, P, anchor=[0.5]), "anchor must be a boolean mask"),
-        (lambda m: cscore_by_class(m, Y, P, weights="none"), "weights must be 'confidence'"),
+        (lambda m: cscore_by_class(m, Y, P, weights="none"), "weights must be 'confidence'"),  # type: ignore[arg-type]
         (lambda m: cscore_by_class(m, Y, P, temperature=0), "a temperature is a positive number"),
         (lambda m: soft_iou(m, m[:2]), "two maps 'h w' or 'b h w' of one shape"),
         (lambda m: soft_iou(m, -m), "without negative values"),

@@ -196,7 +196,7 @@ def test_a_budget_is_not_filled_up_with_zeros() -> None:
 
 def test_boxes_come_in_many_forms() -> None:
     maps = torch.rand(2, 10, 12)
-    forms = [
+    forms: list[Any] = [
         [(1, 2, 6, 7), (0, 0, 11, 9)],
         [[(1, 2, 6, 7)], [(0, 0, 11, 9)]],
         np.array([[1, 2, 6, 7], [0, 0, 11, 9]]),

@@ -216,7 +216,7 @@ def test_what_cannot_have_influence_gets_nothing_from_honest_methods(trained: nn
 def test_every_method_runs_disconnected(cnn: nn.Sequential) -> None:
     """A head that flattens is as good as one that pools; so is a layer by name, or several."""
     images = torch.randn(8, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    undecided(cnn, cnn[-1], images)
+    undecided(cnn, cnn[-1], images)  # type: ignore[arg-type]
     costly = ["ablationcam", "scorecam(channels=3)", "lime(samples=20)", "rise(masks=8)",
               "guided_ig(steps=3)", "blur_ig(steps=3)", "ms-gradcam++", "xgradcam"]  # fmt: skip
     result = disconnected_grid(costly, model=cnn, images=images, mosaics=1, confident=0.0)
@@ -284,7 +284,7 @@ def test_a_blank_map_has_a_reason_and_the_model_stays(function: Any) -> None:
         def __init__(self) -> None:
             super().__init__()
             self.dead, self.head = nn.Conv2d(3, 4, 1), nn.Linear(3, 3, bias=False)
-            nn.init.constant_(self.dead.bias, -99.0)
+            nn.init.constant_(self.dead.bias, -99.0)  # type: ignore[arg-type]
             nn.init.eye_(self.head.weight)
 
         def forward(self, images: Tensor) -> Tensor:
@@ -315,7 +315,7 @@ def test_bad_input_raises_a_clear_error(function: Any, trained: nn.Sequential) -
         return str(error.value)
 
     nan = nn.Sequential(*trained[:-1], nn.Linear(16, 4))
-    nn.init.constant_(nan[-1].weight, float("nan"))
+    nn.init.constant_(nan[-1].weight, float("nan"))  # type: ignore[arg-type]
     flat = nn.Sequential(nn.Flatten(), nn.Linear(768, 2))
     before = state_of(trained)
     asks = "; a mosaic of 2x2 cells takes 4, of two classes or more: give more images, or lower confident"
@@ -398,7 +398,7 @@ def test_a_run_gives_what_the_functions_give(tmp_path: Path, trained: nn.Sequent
         (grid_pointing, "grid_pointing_{}(mosaics=9)", {"mosaics": 9}),
         (disconnected_grid, "disconnected_grid_{}", {}),
     ):
-        given = function(methods, labels, model=trained, images=images, **options)
+        given = function(methods, labels, model=trained, images=images, **options)  # type: ignore[arg-type]
         for method, scores in given.items():
             for part, values in scores.items():
                 value, reason = rows[method, name.format(part)]

@@ -105,7 +105,7 @@ def test_a_plug_in_of_each_level_lands_in_the_rows_of_that_level(tmp_path: Path,
 def test_a_plug_in_of_each_level_is_in_the_tables_the_report_the_verdict_and_the_list(
     tmp_path: Path, registry: None
 ) -> None:
-    facts = {"family": "Heat", "higher_is_better": True, "cite": "me2026warmth"}
+    facts: dict[str, Any] = {"family": "Heat", "higher_is_better": True, "cite": "me2026warmth"}
 
     @metric(
         "warmth", needs=("maps",), title="warm places", votes=True, question="map", headline=True, **facts

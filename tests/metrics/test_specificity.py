@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -103,7 +104,13 @@ def test_maps_that_ignore_the_network_are_exactly_their_shadows(seed: int, batch
     model = hp.load_model(sure_cnn())
     maps = hp.explain(model, pictures, ["edges", "centre", "random"], seed=seed)
     stored = {name: as_stored(values) for name, values in maps.items()}
-    given = {"model": model, "images": pictures, "steps": 3, "seed": seed, "batch_size": batch_size}
+    given: dict[str, Any] = {
+        "model": model,
+        "images": pictures,
+        "steps": 3,
+        "seed": seed,
+        "batch_size": batch_size,
+    }
     for result in (specificity(maps, **given), specificity(stored, then=as_stored, **given)):
         for scores in result.values():
             assert torch.equal(scores["weights"].nan_to_num(), torch.zeros(3))
@@ -143,7 +150,7 @@ def test_maps_of_untrained_networks_are_made_once_for_both_metrics(images: Tenso
     model = hp.load_model(net)
     batch = Batch(tuple("abcd"), images, torch.zeros(4, dtype=torch.long))
     maps = hp.explain(model, images, ["gradcam", "gradient"], 0)
-    scene = BatchContext(model, batch, maps, batch.labels)
+    scene = BatchContext(model, batch, maps, batch.labels)  # type: ignore[arg-type]
     draws = []
     for scenes in ((scene, scene), (scene, replace(scene, caches={}))):
         scene.caches.clear()

@@ -132,7 +132,7 @@ def test_bounds_symmetry_order_and_batch(pair: np.ndarray, mode: str, order: lis
     defined = score[~torch.isnan(score)]
     assert (defined.abs() <= 1 + 1e-6).all()
     assert torch.equal(torch.isnan(score), torch.tensor([bool(r) for r in ssim_reasons(a, b, mode)]))
-    close = {"atol": 1e-6, "equal_nan": True}
+    close: dict[str, Any] = {"atol": 1e-6, "equal_nan": True}
     assert torch.allclose(ssim(b, a, mode), score, **close)
     assert torch.allclose(ssim(a[order], b[order], mode), score[order], **close)
     assert torch.allclose(torch.stack([ssim(x, y, mode) for x, y in zip(a, b, strict=True)]), score, **close)

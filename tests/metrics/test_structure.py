@@ -115,7 +115,7 @@ def test_equals_the_slow_twin(kind: str) -> None:
         maps = 8 * maps - 4
     elif kind == "sparse":
         maps *= rng.random((6, *size)) < 0.05
-    masks = some_masks(rng, 6, size)
+    masks: list[Any] = some_masks(rng, 6, size)
     scores = structure(maps, *masks)
     for i in range(6):
         expected = twin(maps[i], *(mask[i] for mask in masks))
@@ -138,7 +138,7 @@ def test_score_names_and_variants() -> None:
 @given(MAPS, st.floats(1e-3, 1e3), st.permutations(range(3)))
 def test_bounds_order_batch_and_scale(values: np.ndarray, factor: float, order: list[int]) -> None:
     maps = values.astype(np.float32)
-    masks = some_masks(np.random.default_rng(0), 3, (8, 9))
+    masks: list[Any] = some_masks(np.random.default_rng(0), 3, (8, 9))
     scores = structure(maps, *masks)
     assert all(((s >= 0) & (s <= 1)).all() for name, s in scores.items() if name != "score")
     shuffled = structure(maps[order], *(mask[order] for mask in masks))
@@ -152,7 +152,7 @@ def test_bounds_order_batch_and_scale(values: np.ndarray, factor: float, order: 
 
 def test_native_maps_are_read_at_image_size() -> None:
     maps = Maps("m", torch.rand(2, 7, 7), (42, 42), torch.zeros(2))
-    masks = [mask.repeat_interleave(2, 0).repeat_interleave(2, 1) for mask in code()]
+    masks: list[Any] = [mask.repeat_interleave(2, 0).repeat_interleave(2, 1) for mask in code()]
     direct = structure(maps.upsample(), *masks)
     for name, score in structure(maps, *masks).items():
         assert torch.allclose(score, direct[name], atol=1e-6)
@@ -161,8 +161,10 @@ def test_native_maps_are_read_at_image_size() -> None:
 @pytest.mark.parametrize("factor", [1, 2, 3])
 def test_masks_of_another_size_are_aligned(factor: int) -> None:
     values = torch.rand(2, 42, 42, generator=torch.Generator().manual_seed(0))
-    exact = [mask.repeat_interleave(2, 0).repeat_interleave(2, 1) for mask in code()]
-    other = [mask.repeat_interleave(factor, 0).repeat_interleave(factor, 1).float() for mask in code()]
+    exact: list[Any] = [mask.repeat_interleave(2, 0).repeat_interleave(2, 1) for mask in code()]
+    other: list[Any] = [
+        mask.repeat_interleave(factor, 0).repeat_interleave(factor, 1).float() for mask in code()
+    ]
     expected = structure(values, *exact)
     assert all(torch.equal(score, expected[name]) for name, score in structure(values, *other).items())
 

@@ -86,7 +86,7 @@ def test_ablationcam_reruns_only_the_tail(larger: Tensor) -> None:
 
     module.conv1.weight.requires_grad_(False)
     original = module.conv1._conv_forward
-    module.conv1._conv_forward = lambda *a: (count_stem(), original(*a))[1]  # type: ignore[method-assign]
+    module.conv1._conv_forward = lambda *a: (count_stem(), original(*a))[1]
     module.fc.register_forward_hook(count_tail)
     hp.explain(module, larger[:1], "ablationcam", batch_size=128)
     # The shared pass and one recording pass run the stem; the check and 512 / 128 batches only the tail.
@@ -103,7 +103,7 @@ def test_the_tail_gives_the_whole_network_s_answer(name: str) -> None:
     image = torch.randn(1, 3, 64, 64)
     maps = hp.explain(module, image, "ablationcam", targets=1)["ablationcam"]
     layer, width = hp.models.default_layer(as_model(module)), 3
-    part = find_module(module, layer)  # setting a channel to 0 in front of a ReLU does so behind it
+    part = find_module(module, layer)  # type: ignore[arg-type]  # setting a channel to 0 in front of a ReLU does so behind it
     layout = {n: lay for n, lay, _ in picture_layers(as_model(module), image)}[layer.partition("+")[0]]
 
     def logit(channel: int | None) -> Tensor:
@@ -120,7 +120,7 @@ def test_the_tail_gives_the_whole_network_s_answer(name: str) -> None:
         return result
 
     with frozen_eval(module):
-        tail = Tail(as_model(module), image[0], layer)
+        tail = Tail(as_model(module), image[0], layer)  # type: ignore[arg-type]
         assert tail.short, f"{name} fell back to whole passes"
         for channel in range(width):
             changed = tail.activation.clone()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import OrderedDict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -40,7 +41,7 @@ def prefixed(prefix: str) -> dict[str, Tensor]:
     return {prefix + name: tensor for name, tensor in weights().items()}
 
 
-def same(module: nn.Module, expected: dict[str, Tensor], **tolerance: float) -> bool:
+def same(module: nn.Module, expected: dict[str, Tensor], **tolerance: Any) -> bool:
     return all(torch.allclose(v, expected[k], **tolerance) for k, v in module.state_dict().items())
 
 
@@ -196,7 +197,7 @@ def test_a_new_head_keeps_its_own_values(tmp_path: Path) -> None:
     module = network()
     head = module.fc.weight.clone()
     load_checkpoint(module, tmp_path / "five.pt", new_head=True)
-    assert torch.equal(module.fc.weight, head) and torch.equal(module.conv.weight, weights()["conv.weight"])
+    assert torch.equal(module.fc.weight, head) and torch.equal(module.conv.weight, weights()["conv.weight"])  # type: ignore[arg-type]
 
 
 def test_a_file_of_two_networks_needs_a_prefix(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def check(name: str, model: Model, size: int) -> None:
     rectified: list[tuple[int, ...]] = []  # shapes, since the layer last ran
 
     class Watch(torch.overrides.TorchFunctionMode):
-        def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        def __torch_function__(self, func, types, args=(), kwargs=None):
             output = func(*args, **(kwargs or {}))
             if func in RECTIFIERS or func is F.hardtanh:
                 rectified.append(tuple(output.shape))

@@ -153,7 +153,7 @@ def test_a_repeated_request_is_answered_before_it_is_checked(
         for method, maps in expected.items():
             assert torch.equal(result[method].values, maps.values), method
             assert torch.equal(result[method].explained, maps.explained)
-            assert torch.equal(result[method].dead, maps.dead) and result[method].ids == maps.ids
+            assert torch.equal(result[method].dead, maps.dead) and result[method].ids == maps.ids  # type: ignore[arg-type]
 
     for _ in range(SEEN + 2):
         same()

@@ -312,7 +312,7 @@ def test_explain_takes_picture_files_and_pillow_pictures(tmp_path: Path) -> None
     expected = hp.explain(model, model.preprocess(picture)[None])["gradcam"].values
     path = tmp_path / "cat.png"
     for given in (path, str(path), picture, [path], [str(path), picture]):
-        for row in hp.explain(model, given)["gradcam"].values:
+        for row in hp.explain(model, given)["gradcam"].values:  # type: ignore[arg-type]
             torch.testing.assert_close(row, expected[0])
     with pytest.raises(HeatproofError, match="no such image"):
         hp.explain(model, str(tmp_path / "dog.png"))

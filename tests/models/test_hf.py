@@ -204,4 +204,4 @@ def test_options_are_fields_of_the_config(tmp_path: Path) -> None:
     assert hp.load_model(spec, hidden_dropout_prob=0.25).module.config.hidden_dropout_prob == 0.25
     for name in ("weights_only", "attn_implementation", "quantization_config", "auto_map"):
         with pytest.raises(InputError, match=f"the option '{name}'; allowed: .*hidden_dropout_prob"):
-            hp.load_model(spec, **{name: False})
+            hp.load_model(spec, **{name: False})  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from urllib.error import URLError
 
 import numpy as np
@@ -153,7 +154,8 @@ def test_imagenet_names_only_where_the_classes_are_imagenets() -> None:
 
 
 def test_the_number_of_classes_comes_from_the_checkpoint(tmp_path: Path) -> None:
-    for spec, options in (("torchvision:resnet18", {}), ("timm:vit_tiny_patch16_224", {"depth": 1})):
+    specs: dict[str, dict[str, Any]] = {"torchvision:resnet18": {}, "timm:vit_tiny_patch16_224": {"depth": 1}}
+    for spec, options in specs.items():
         trained = hp.load_model(spec, num_classes=7, **options)
         torch.save({"state_dict": trained.module.state_dict()}, tmp_path / "seven.pt")
         loaded = hp.load_model(spec, tmp_path / "seven.pt", **options)
@@ -178,7 +180,7 @@ def test_a_checkpoint_goes_into_a_given_module(tmp_path: Path) -> None:
     [("squeezenet1_1", None, None), ("mobilenet_v2", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))],
 )
 def test_real_weights_know_a_cat(real_data: Path, name: str, mean: tuple | None, std: tuple | None) -> None:
-    own = None if mean is None else Preprocess(mean=mean, std=std)
+    own = None if mean is None else Preprocess(mean=mean, std=std)  # type: ignore[arg-type]
     model = hp.load_model(f"torchvision:{name}", real_data / "weights" / f"{name}.pt", preprocess=own)
     assert_knows_the_cat(model)
 
@@ -192,7 +194,7 @@ def test_lite0_brings_its_weights() -> None:
     assert torch.allclose(white, torch.full_like(white, (255 - 127) / 128))
     new_head = hp.load_model("efficientnet-lite0", num_classes=3)
     assert new_head.classes is None and new_head.module._fc.out_features == 3
-    assert torch.equal(new_head.module._conv_head.weight, model.module._conv_head.weight)
+    assert torch.equal(new_head.module._conv_head.weight, model.module._conv_head.weight)  # type: ignore[arg-type]
 
 
 def assert_knows_the_cat(model: Model) -> None:
@@ -324,7 +326,7 @@ def test_pretrained_weights_get_a_new_head_only_on_request(monkeypatch: pytest.M
     downloaded = torchvision.models.resnet18().state_dict()
     monkeypatch.setattr(torchvision.models._api, "load_state_dict_from_url", lambda *_, **__: downloaded)
     whole = hp.load_model("torchvision:resnet18", pretrained=True)
-    assert torch.equal(whole.module.fc.weight, downloaded["fc.weight"]) and whole.classes is not None
+    assert torch.equal(whole.module.fc.weight, downloaded["fc.weight"]) and whole.classes is not None  # type: ignore[arg-type]
     fresh = hp.load_model("torchvision:resnet18", pretrained=True, num_classes=3)
     assert torch.equal(fresh.module.layer4[1].conv2.weight, downloaded["layer4.1.conv2.weight"])
     assert fresh.module.fc.out_features == 3 and fresh.classes is None

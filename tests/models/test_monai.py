@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import heatproof as hp
 from heatproof.errors import ModelError, TargetError, UnknownNameError
 from heatproof.models.targets import bind_targets
 
-SMALL = {"init_features": 4, "growth_rate": 4, "block_config": (1, 1)}
+SMALL: dict[str, Any] = {"init_features": 4, "growth_rate": 4, "block_config": (1, 1)}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -46,7 +47,13 @@ def test_names_and_options_that_do_not_fit() -> None:
         hp.load_model("monai:UNet")
 
 
-SMALL_VIT = {"patch_size": (8, 8, 8), "hidden_size": 24, "mlp_dim": 32, "num_layers": 2, "num_heads": 2}
+SMALL_VIT: dict[str, Any] = {
+    "patch_size": (8, 8, 8),
+    "hidden_size": 24,
+    "mlp_dim": 32,
+    "num_layers": 2,
+    "num_heads": 2,
+}
 
 
 def test_a_transformer_is_read_at_its_own_size() -> None:

@@ -71,7 +71,7 @@ WRAPPERS: dict[str, Callable[[], Any]] = {
     "compiled in place": compiled_in_place,
     "DataParallel": lambda: nn.DataParallel(network()),
     "compiled DataParallel": lambda: torch.compile(nn.DataParallel(network()), backend="eager"),
-    "DataParallel of a compiled one": lambda: nn.DataParallel(torch.compile(network(), backend="eager")),  # type: ignore[type-var]
+    "DataParallel of a compiled one": lambda: nn.DataParallel(torch.compile(network(), backend="eager")),
 }
 
 
@@ -141,7 +141,7 @@ def static() -> nn.Module:
     from torch.ao import quantization
 
     net = nn.Sequential(quantization.QuantStub(), network(), quantization.DeQuantStub()).eval()
-    net.qconfig = quantization.get_default_qconfig("fbgemm")  # type: ignore[assignment]
+    net.qconfig = quantization.get_default_qconfig("fbgemm")
     prepared = quantization.prepare(net)
     prepared(torch.rand(8, 3, 16, 16, generator=torch.Generator().manual_seed(2)))
     return quantization.convert(prepared)

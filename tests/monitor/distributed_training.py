@@ -102,7 +102,7 @@ def lightning(out: Path) -> dict[str, Any]:
 
     from heatproof.monitor.lightning import HeatproofCallback
 
-    class Module(library.LightningModule):  # type: ignore[name-defined,misc]
+    class Module(library.LightningModule):
         def __init__(self) -> None:
             super().__init__()
             self.net = blind()

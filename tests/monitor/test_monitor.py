@@ -96,7 +96,7 @@ def test_wrapped_and_compiled_models_give_the_same_numbers_and_compile_no_more(n
     wrapped(pictures())
     count = len(compiled)
     assert count > 0
-    assert measured(watch(), wrapped).cscore == plain
+    assert measured(watch(), wrapped).cscore == plain  # type: ignore[arg-type]
     net.compile(backend=backend)
     assert measured(watch(), net).cscore == plain
     wrapped(pictures())

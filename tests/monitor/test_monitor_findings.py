@@ -97,7 +97,7 @@ def test_a_finding_whose_threshold_is_lost_raises_its_own_alarm(network: nn.Modu
     report = monitor.step(good, 3)
     assert report is not None
     assert {(alarm.mechanism, alarm.class_name) for alarm in report.new_alarms} == {(1, "cross")}
-    assert report.new_alarms[0].evidence["auc"] == report.measured.auc.classes[1]  # type: ignore[union-attr]
+    assert report.new_alarms[0].evidence["auc"] == report.measured.auc.classes[1]
 
 
 def test_a_source_with_findings_brings_them(network: nn.Module) -> None:

@@ -54,7 +54,7 @@ def blind() -> nn.Sequential:
     net = nn.Sequential(
         nn.Conv2d(3, 2, 1, bias=False), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 2)
     )
-    nn.init.constant_(net[0].weight, BLIND["features"])
+    nn.init.constant_(net[0].weight, BLIND["features"])  # type: ignore[arg-type]
     with torch.no_grad():
         net[4].weight.copy_(torch.tensor(BLIND["head"]).T)
     return net
@@ -152,7 +152,7 @@ def test_training_is_undisturbed_when_the_monitor_fails() -> None:
 def test_lightning(tmp_path: Path) -> None:
     lightning = pytest.importorskip("lightning.pytorch")
 
-    class Module(lightning.LightningModule):  # type: ignore[name-defined,misc]
+    class Module(lightning.LightningModule):  # type: ignore[name-defined]
         def __init__(self, net: nn.Module, rate: float) -> None:
             super().__init__()
             self.net, self.rate = net, rate
@@ -207,7 +207,7 @@ def test_hugging_face(tmp_path: Path) -> None:
         )
         return transformers.ResNetForImageClassification(config)
 
-    class Rows(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    class Rows(torch.utils.data.Dataset):
         def __len__(self) -> int:
             return 24
 

@@ -81,7 +81,7 @@ def test_with_it_every_reader_gets_the_same_verdict(trained: nn.Module, tmp_path
     assert result["headline"] in (tmp_path / "page.html").read_text(encoding="utf-8")
     spoilt = copy.deepcopy(trained)
     with torch.no_grad():
-        spoilt[-1].bias.copy_(torch.tensor([100.0, 0.0]))  # type: ignore[union-attr,operator,index]
+        spoilt[-1].bias.copy_(torch.tensor([100.0, 0.0]))
     monitor.step(spoilt, 2)
     later = stored(out)
     assert later["checkpoint"] == "epoch-002" and later["headline"] == UNDECIDED

@@ -88,8 +88,8 @@ def test_a_step_of_the_monitor_shows_itself() -> None:
     monitor = hp.monitor.Monitor(
         torch.rand(8, 3, 12, 12), torch.arange(8) % 2, "gradcam", class_names=names, tau=0.0
     )
-    page = monitor.step(net, 1)._repr_html_()  # type: ignore[union-attr]
+    page = monitor.step(net, 1)._repr_html_()
     assert "epoch 1: AUC" in page and "gradcam, all" in page and "&lt;b&gt;a&lt;/b&gt;" in page
     assert page.count("data:image/png") == 1
     broken = hp.monitor.Monitor(torch.rand(8, 3, 12, 12), torch.arange(8) % 2, layer="nothing").step(net, 1)
-    assert "not measured" in broken._repr_html_() and "<table" not in broken._repr_html_()  # type: ignore[union-attr]
+    assert "not measured" in broken._repr_html_() and "<table" not in broken._repr_html_()

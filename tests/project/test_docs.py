@@ -380,4 +380,5 @@ def test_the_plug_in_of_the_page_is_found_through_its_entry_points(tmp_path: Pat
 
 def test_the_citation_and_the_changelog_are_of_this_version() -> None:
     assert f"\nversion: {hp.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f'version = "{hp.__version__}"' in (ROOT / "recipe/meta.yaml").read_text()
     assert f"\n## {hp.__version__} - 20" in (ROOT / "CHANGELOG.md").read_text()

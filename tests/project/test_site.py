@@ -70,7 +70,7 @@ def pages(site: Path) -> list[Path]:
 # --- navigation ---------------------------------------------------------------------------------------------
 
 
-class Settings(yaml.SafeLoader):  # type: ignore[misc,name-defined]
+class Settings(yaml.SafeLoader):  # type: ignore[name-defined]
     """Reads mkdocs.yml without making the Python objects that it names."""
 
 

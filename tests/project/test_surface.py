@@ -135,15 +135,17 @@ def public() -> Iterator[tuple[str, Callable[..., object]]]:
                 yield f"{kind.__name__}.{name}", method
 
 
+def documented(function: Callable[..., object]) -> list[str]:
+    """Names of the arguments in the Args section of a docstring."""
+    section = (inspect.getdoc(function) or "").partition("Args:\n")[2]
+    lines = re.findall(r"^    ([a-z_]+(?:, [a-z_]+)*): \S", section, re.M)
+    return sorted(name for names in lines for name in names.split(", "))
+
+
 @pytest.mark.parametrize(("name", "thing"), [pytest.param(*pair, id=pair[0]) for pair in public()])
 def test_help_names_every_argument_and_no_type_is_any(name: str, thing: Callable[..., object]) -> None:
     parameters = [p for p in inspect.signature(thing).parameters.values() if p.name != "self"]
-    documented = re.findall(
-        r"^    ([a-z_]+(?:, [a-z_]+)*): \S", (inspect.getdoc(thing) or "").partition("Args:\n")[2], re.M
-    )
-    assert sorted(name for names in documented for name in names.split(", ")) == sorted(
-        p.name for p in parameters
-    )
+    assert documented(thing) == sorted(p.name for p in parameters)
     types = [*(p.annotation for p in parameters), inspect.signature(thing).return_annotation]
     if inspect.isclass(thing) and thing.__module__ == "heatproof.metrics.results":
         return  # what metrics return: the values of different metrics differ in type
@@ -162,10 +164,13 @@ PUBLIC = {
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_public_docstrings_have_a_summary_line(name: str) -> None:
+def test_public_docstrings_have_a_summary_line_and_name_every_argument(name: str) -> None:
     first, *rest = (inspect.getdoc(PUBLIC[name]) or "").split("\n")
     assert first and first[0] == first[0].upper() and first.endswith(".")
     assert not rest or not rest[0]
+    if not (inspect.isclass(PUBLIC[name]) and issubclass(PUBLIC[name], Exception)):
+        parameters = inspect.signature(PUBLIC[name]).parameters
+        assert documented(PUBLIC[name]) == sorted(set(parameters) - {"self"})
 
 
 @pytest.mark.parametrize("name", [name for name in PUBLIC if name.rpartition(".")[2] not in NEED_A_RUN])

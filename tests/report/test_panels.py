@@ -107,14 +107,14 @@ def test_a_wrong_answer_stands_beside_the_class_that_is_explained() -> None:
 def test_a_case_study_says_which_class_it_explains() -> None:
     scored = LocaliseResults("last", (), ("normal", "pneumonia"), 0.2, ("insertion", "deletion"),
                              {"a.png": 1}, {"a.png": 1}, {"a.png": 0}, {("a.png", 0): 0.93})  # fmt: skip
-    heading = Studio(scored, *[None] * 4)._heading("a.png")  # type: ignore[list-item]
+    heading = Studio(scored, *[None] * 4)._heading("a.png")  # type: ignore[arg-type]
     assert heading == "a.png: explains: pneumonia (true label); predicted: normal; 93% sure"
 
 
 def test_a_blank_map_marks_no_pixel_of_a_case_study() -> None:
     scored = LocaliseResults("last", (), (), 0.2, ("insertion", "deletion"))
     values = torch.stack([torch.zeros(5, 5), torch.full((5, 5), 0.7), torch.eye(5)])
-    masks = Studio(scored, *[None] * 4)._budget_masks(Maps("m", values, (5, 5), torch.zeros(3)))  # type: ignore[list-item]
+    masks = Studio(scored, *[None] * 4)._budget_masks(Maps("m", values, (5, 5), torch.zeros(3)))  # type: ignore[arg-type]
     assert masks.sum((1, 2)).tolist() == [0, 0, 5]
 
 

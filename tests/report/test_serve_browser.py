@@ -248,7 +248,7 @@ def test_two_checkpoints_beside_each_other(visit: Visit, large: RunFolder) -> No
         "Compare with", json.dumps({"method": "gradcam", "checkpoint": FIRST}, separators=(",", ":"))
     )
     visit.page.wait_for_selector(".cards .frame.two canvas.right")
-    value = early.images.scores[read_run(large).headline.name, "gradcam"][0]  # type: ignore[union-attr]
+    value = early.images.scores[read_run(large).headline.name, "gradcam"][0]
     assert visit.page.locator(".card .pair").first.locator("span").nth(2).inner_text() == f"{value:.3f}"
     visit.choose("Checkpoint", FIRST)
     assert visit.status().startswith(f"{EARLY} of {EARLY}")

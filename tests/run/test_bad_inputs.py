@@ -133,7 +133,7 @@ class Dropout(nn.Sequential):
     """Dropout left on inside forward."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(nn.functional.dropout(x, 0.3, training=True))  # type: ignore[no-any-return]
+        return super().forward(nn.functional.dropout(x, 0.3, training=True))
 
 
 class Noise(nn.Sequential):
@@ -168,7 +168,7 @@ def test_a_random_output_without_gradient_is_not_called_checkpointing() -> None:
     class NoGradient(nn.Sequential):
         def forward(self, x: Tensor) -> Tensor:
             with torch.no_grad():
-                return super().forward(x)  # type: ignore[no-any-return]
+                return super().forward(x)
 
     with pytest.raises(ModelError, match=r"carries no gradient; does its forward run under torch.no_grad"):
         hp.explain(small(NoGradient), torch.rand(2, 3, 12, 12), "gradcam")

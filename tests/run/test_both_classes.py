@@ -38,7 +38,7 @@ def test_wrong_answers_have_maps_of_the_predicted_class(folder: Path) -> None:
         assert list(maps.ids) == wrong
         assert maps.explained.tolist() == [answers[name] for name in wrong]
         labels = store.read(data.checkpoint, method, wrong)
-        assert labels.explained.tolist() == [1 - answers[name] for name in wrong]  # type: ignore[operator]
+        assert labels.explained.tolist() == [1 - answers[name] for name in wrong]
     assert (data.checkpoint, of_prediction("random")) not in store.contents(), "a floor explains no class"
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder / "both")

@@ -263,9 +263,7 @@ def test_a_network_that_ends_in_sigmoids_is_known_by_itself(folder: Path) -> Non
 def test_pictures_and_network_that_do_not_agree_are_refused(folder: Path) -> None:
     study = small(folder)
     del study["model"]["head"]
-    with pytest.raises(
-        InputError, match="multi-label, but the network's output is read as logits"
-    ):
+    with pytest.raises(InputError, match="multi-label, but the network's output is read as logits"):
         run_study(study, folder / "refused")
     study = made.study(folder, "dot")
     study["model"] = made.study(folder)["model"]

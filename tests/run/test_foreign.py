@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -175,7 +176,7 @@ def test_control_maps_give_the_numbers_of_the_method_itself(
         maps = hp.explain(other, batch.images, "gradcam", batch.labels, ids=batch.ids)["gradcam"]
         maps.save(tmp_path / "maps-random" / f"{draw}.npz")
     read = hp.explain(model, batch.images, method, batch.labels, ids=batch.ids)
-    inputs = {"model": model, "images": batch.images}
+    inputs: dict[str, Any] = {"model": model, "images": batch.images}
     result = hp.metrics.specificity(read, **inputs)[method]["weights"]
     wanted = hp.metrics.specificity({"gradcam": own}, **inputs)["gradcam"]["weights"]
     assert wanted.isfinite().any() and torch.equal(result.nan_to_num(9), wanted.nan_to_num(9))
@@ -271,7 +272,8 @@ def test_signs_and_classes_are_read_too(tmp_path: Path, cnn: torch.nn.Module) ->
 
 def test_a_method_that_is_read_cannot_be_run_again(tmp_path: Path, cnn: torch.nn.Module) -> None:
     np.save(tmp_path / "m.npy", np.random.default_rng(0).random((2, 4, 4)))
-    name, inputs = f"files:{tmp_path}/m.npy", {"model": cnn, "images": torch.randn(2, 3, 32, 32)}
+    name = f"files:{tmp_path}/m.npy"
+    inputs: dict[str, Any] = {"model": cnn, "images": torch.randn(2, 3, 32, 32)}
     maps = hp.explain(cnn, inputs["images"], [name])
     for again in (hp.metrics.fragility, hp.metrics.adversarial_fragility, hp.metrics.parameter_randomisation):
         with pytest.raises(InputError, match="is read from files, so it cannot be run again"):
@@ -478,7 +480,7 @@ def test_stored_maps_of_several_findings_are_named_by_finding(tmp_path: Path) ->
     several.write(tmp_path, 12)
     space: dict[str, object] = {}
     exec(several.CODE, space)
-    torch.save(space["Net"]().state_dict(), tmp_path / "weights.pt")  # type: ignore[operator]
+    torch.save(space["Net"]().state_dict(), tmp_path / "weights.pt")
     study = several.study(tmp_path) | {"metrics": ["localise", "cscore", "dispersion"]}
     run = hp.run(study, tmp_path / "run")
     maps = run.maps("gradcam")

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -123,11 +124,11 @@ def test_group_rows_are_what_the_metrics_say(finished: Path) -> None:
         for row in sql("select * from scores where checkpoint = 'epoch01' and image = ''")
     }
     for method in METHODS:
-        expected = hp.metrics.cscore_by_class(run.maps().read("epoch01", method, ids), labels, probs)
+        expected = hp.metrics.cscore_by_class(run.maps().read("epoch01", method, ids), labels, probs)  # type: ignore[arg-type]
         assert values[method, "cscore", None] == expected.overall.value
         assert values[method, "cscore_n", 1] == expected.classes[1].n
-    assert values["", "accuracy", None] == hp.metrics.accuracy(labels, probs).value
-    assert values["", "auc", None] == hp.metrics.auc(labels, probs).value
+    assert values["", "accuracy", None] == hp.metrics.accuracy(labels, probs).value  # type: ignore[arg-type]
+    assert values["", "auc", None] == hp.metrics.auc(labels, probs).value  # type: ignore[arg-type]
     assert ("gradcam ~ layercam", "method_agreement_ssim", None) in values
 
 
@@ -215,7 +216,7 @@ def test_a_checkpoint_added_later_is_computed_alone(
 
 def test_pictures_added_later_are_computed_alone(tmp_path: Path, computed: list[str]) -> None:
     def drawn(limit: int) -> Path:
-        wanted = {"methods": ["gradcam"], "metrics": ["cscore", "specificity"]}
+        wanted: dict[str, Any] = {"methods": ["gradcam"], "metrics": ["cscore", "specificity"]}
         return write_study(
             tmp_path, checkpoints=["epochs/epoch02.pt"], extra=f"growing = true\nlimit = {limit}\n", **wanted
         )
@@ -419,7 +420,7 @@ def test_the_pictures_are_kept_as_the_model_sees_them(finished: Path, tmp_path: 
     model = hp.load_model(f"{finished}/net.py:tiny")
     for i, sample in enumerate(source.samples):
         expected = model.preprocess.restore(model.preprocess(source.open(i))[None])[0]
-        pixels = np.asarray(Image.open(run.pictures().path(sample.id)))  # noise: stored as JPEG
+        pixels = np.asarray(Image.open(run.pictures().path(sample.id)))  # type: ignore[arg-type]  # noise: stored as JPEG
         assert np.abs(pixels / 255 - expected.permute(1, 2, 0).numpy()).mean() < 0.06
     assert len(list((run.path / "pictures").iterdir())) == len(source)
     without = run_study(make_study(tmp_path, run="pictures = false"), tmp_path / "out").folder
@@ -463,7 +464,8 @@ def test_cose_over_checkpoints_comes_from_stored_maps(
     ids = [s.id for s in source.samples]
     images = torch.stack([Preprocess(size=(32, 32), resize=32)(source.open(i)) for i in range(len(ids))])
     for method in ("gradcam", "gradient"):
-        maps, guesses = [], []
+        maps: list[Any] = []
+        guesses: list[Any] = []
         for epoch in (1, 2):
             model = hp.load_model(f"{tmp_path}/net.py:tiny", tmp_path / "epochs" / f"epoch{epoch:02d}.pt")
             maps.append(comparable(hp.explain(model, images, method)[method]))
@@ -504,8 +506,7 @@ def test_the_untrained_network_is_untrained_also_where_the_builder_brings_weight
 
 def test_maps_that_are_constant_at_both_checkpoints_have_that_reason(tmp_path: Path) -> None:
     """A network whose last filters are dead: every map is there, and none of them has contrast."""
-    settings = {"images": 6, "methods": ["gradcam"], "metrics": ["cose"], "run": 'targets = "predicted"'}
-    study = make_study(tmp_path, **settings)
+    study = make_study(tmp_path, 6, ["gradcam"], ["cose"], run='targets = "predicted"')
     for file in (tmp_path / "epochs").glob("*.pt"):
         weights = torch.load(file, weights_only=True)
         weights["2.weight"].zero_()
@@ -553,7 +554,7 @@ def test_a_block_whose_metrics_run_out_of_memory_is_computed_in_halves(
     methods, metrics = ["gradcam", "gradient", "random"], ["accuracy", "cscore", "randomisation", "localise"]
     sizes: list[int] = []
 
-    def limited(names: Sequence[str], scene: BatchContext, *more: object) -> list[MetricResults]:
+    def limited(names: Sequence[str], scene: BatchContext, *more: Any) -> list[MetricResults]:
         sizes.append(len(scene.batch.ids))
         if sizes[-1] > 3:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 12.00 MiB")
@@ -577,7 +578,7 @@ def test_a_block_whose_metrics_run_out_of_memory_is_computed_in_halves(
     values = [[row["value"] for row in rows] for rows in (first, other)]
     assert values[1] == pytest.approx(values[0], abs=2e-3, nan_ok=True)
     stores = [RunFolder.open(tmp_path / name).maps() for name in ("whole", "halves")]
-    assert torch.allclose(*(store.read("epoch01", "gradcam").values for store in stores), atol=1e-3)  # type: ignore[misc]
+    assert torch.allclose(*(store.read("epoch01", "gradcam").values for store in stores), atol=1e-3)  # type: ignore[misc, arg-type]
 
 
 def test_a_resolved_study_runs_like_its_file_and_extends(finished: Path, tmp_path: Path) -> None:

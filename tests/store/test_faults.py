@@ -104,7 +104,7 @@ def test_a_live_writer_is_never_touched_and_a_dead_one_is_cleaned_up(
 
 def wait_until(condition: object, seconds: float = 20) -> None:
     end = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
+    while not condition():
         assert time.monotonic() < end
         time.sleep(0.05)
 
@@ -215,7 +215,7 @@ def test_killed_anywhere_the_folder_verifies_or_says_what_is_left(folder: Path) 
     study, out = folder / "study.toml", folder / "killed"
     for units in (1, 2):
         process = start(study, out, script=SLOW)
-        wait_for(lambda n=units: len(list((out / "seals").glob("*.json"))) >= n, process)  # type: ignore[misc]
+        wait_for(lambda n=units: len(list((out / "seals").glob("*.json"))) >= n, process)
         process.send_signal(signal.SIGKILL)
         process.communicate()
         result = CliRunner().invoke(main, ["verify", str(out)])

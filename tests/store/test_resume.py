@@ -110,7 +110,7 @@ def test_ctrl_c_leaves_a_run_that_resumes_and_a_second_process_is_refused(tmp_pa
 
 def wait_for(condition: object, process: subprocess.Popen[str], seconds: float = 60) -> None:
     end = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
+    while not condition():
         assert process.poll() is None and time.monotonic() < end, process.communicate()[0]
         time.sleep(0.02)
 
@@ -136,7 +136,7 @@ def test_a_disk_that_fills_up_keeps_what_was_written(tmp_path: Path, monkeypatch
     study, out = make_study(tmp_path), tmp_path / "out"
     write, written = RunFolder.write_unit, []
 
-    def full(self: RunFolder, unit: engine.Any, *rest: object) -> None:
+    def full(self: RunFolder, unit: engine.Any, *rest: engine.Any) -> None:
         if len(written) == 3:
             raise StoreError(f"cannot write {self.path}: the disk is full; free some space and start again")
         write(self, unit, *rest)

@@ -92,7 +92,7 @@ class Fixed(CostModel):
     def group(self, group: MetricGroup) -> float:
         return 1.0 if group == VOTE else 0.1
 
-    decoding = 0.0  # type: ignore[assignment]
+    decoding = 0.0
 
 
 @pytest.fixture(scope="module")

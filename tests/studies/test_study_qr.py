@@ -114,7 +114,7 @@ def test_table_2_is_what_the_metrics_say_about_the_stored_maps(finished: Path) -
             continue
         stored = maps.read(row["regime"], row["method"])
         numbers = [Path(name).stem.split("-")[0] for name in stored.ids]
-        parts = [
+        parts: list[Any] = [
             np.stack([np.asarray(Image.open(masks / f"{n}-{part}.png")) > 0 for n in numbers])
             for part in ("finder", "timing", "box")
         ]

@@ -106,9 +106,8 @@ def test_the_gradient_is_the_slope_of_finite_differences() -> None:
     model, penalty = double(head=head), LeakMin(1.0, 0.25)
     penalty(step_of(model, data)).backward()
     for parameter in (model.module.fc.weight, model.module.layer4[3].weight):
-        direction = torch.randn(
-            parameter.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64
-        )
+        size: Any = parameter.shape
+        direction = torch.randn(size, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
         slope = float((parameter.grad * direction).sum())
         values = []
         for sign in (1, -1):
@@ -142,7 +141,7 @@ def test_unit_mass_and_no_mass() -> None:
     share = unit_mass(maps)
     assert share.sum((1, 2)).tolist() == pytest.approx([1, 0, 1])
     share.square().sum().backward()
-    assert torch.isfinite(maps.grad).all() and maps.grad[1].abs().sum() == 0
+    assert torch.isfinite(maps.grad).all() and maps.grad[1].abs().sum() == 0  # type: ignore[arg-type]
 
 
 def test_a_map_without_mass_costs_nothing() -> None:

@@ -111,7 +111,7 @@ def test_a_new_head_follows_its_seed_and_leaves_the_rest() -> None:
     heads = [new_head(m, 2, ("no", "yes"), seed) for m, seed in zip(models, (0, 0, 1), strict=True)]
     assert torch.equal(torch.rand(1), wanted)  # the caller's random numbers are left alone
     a, b, c = (h.module.fc.weight for h in heads)
-    assert torch.equal(a, b) and not torch.equal(a, c)
+    assert torch.equal(a, b) and not torch.equal(a, c)  # type: ignore[arg-type]
     assert heads[0].classes == ("no", "yes") and default_layer(heads[0]) == "layer4"
     assert torch.equal(heads[0].module.layer4[0].weight, body)
     with pytest.raises(InputError, match="2 class names for 3"):

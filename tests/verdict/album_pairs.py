@@ -80,7 +80,7 @@ def discs(seed: int) -> tuple[Pair, Tensor, Tensor]:
 
 def twin(demo: Path) -> tuple[int, Pair]:
     """The demo's own pair, from its folder."""
-    seed = int(re.search(r"seed = (\d+)", (demo / "demo.toml").read_text(encoding="utf-8"))[1])  # type: ignore[index]
+    seed = int(re.search(r"seed = (\d+)", (demo / "demo.toml").read_text(encoding="utf-8"))[1])
     model, given = small_net(2, FULL.pixels, FULL.width, seed), codes_to_learn(FULL.twin, FULL, seed, "valid")
     load_checkpoint(model.module, max((demo / "weights" / HEALTHY).glob("*.safetensors")))
     ready = model.preprocess.normalise(given.images.float() / 255)

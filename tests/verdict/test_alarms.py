@@ -6,6 +6,7 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -403,7 +404,7 @@ def test_gold_lists_are_counted_at_the_threshold_in_force(tmp_path: Path, tau: s
     cell = {"model": "m", "checkpoint": "epoch1", "image": "", "method": "gradcam"}
     rows = [Score(**cell, label=c, explained=c, metric=metric, value=0.5) for c in (None, 0, 1)]
     for i, p in enumerate(chances):
-        answer = {**cell, "image": f"{i}.png", "method": "", "label": int(i > 3)}
+        answer: dict[str, Any] = {**cell, "image": f"{i}.png", "method": "", "label": int(i > 3)}
         rows += [Score(**answer, explained=c, metric="probability", value=v) for c, v in ((0, 1 - p), (1, p))]
         rows.append(Score(**answer, explained=int(p > 0.5), metric="predicted", value=float(p > 0.5)))
     folder = RunFolder.create(tmp_path / "run", Manifest.collect({}, models={"epoch1": "x"}))

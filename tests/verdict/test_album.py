@@ -61,10 +61,10 @@ def album(model: Model, images: Tensor, **options: Any) -> Album:
 
 def on_the_tag(group: CropGroup, masks: Tensor) -> float:
     """The share of crops that hold most of the tag."""
-    held = []
+    held: list[bool] = []
     for crop in group.crops:
         (top, left, bottom, right), mask = crop.box, masks[int(crop.id)]
-        held.append(bool(mask.any()) and mask[top:bottom, left:right].sum() > mask.sum() / 2)
+        held.append(bool(mask.any() and mask[top:bottom, left:right].sum() > mask.sum() / 2))
     return float(np.mean(held))
 
 

@@ -39,7 +39,7 @@ def test_a_layer_is_dead_where_it_says_the_same_everywhere() -> None:
     for name in ("gradcam", "ms-gradcam++"):
         dead = maps[name].dead
         assert dead is not None and dead.tolist() == [True, True, False]
-        assert maps[name].take([2, 0]).dead.tolist() == [False, True]  # type: ignore[union-attr]
+        assert maps[name].take([2, 0]).dead.tolist() == [False, True]
     assert maps["random"].dead is None and maps["gradient"].dead is None
 
 

@@ -136,7 +136,7 @@ def test_each_headline_in_a_run_of_its_own(
     place: Path, weights: str, pictures: str, method: str, follows: str, lie: str
 ) -> None:
     verdict, output, page = judged(place, weights, pictures, [method])
-    assert verdict["headline"] == HEADLINES[follows, lie]  # type: ignore[index]
+    assert verdict["headline"] == HEADLINES[follows, lie]
     assert [method_answer["follows"] for method_answer in verdict["methods"]] == [follows]
     assert verdict["network"]["maps_lie"] == lie
     assert verdict["network"]["looks_there"] == (lie if follows == "yes" else "undecided")

@@ -79,7 +79,7 @@ def test_a_rule_says_only_what_is_not_the_default() -> None:
     assert read_metrics([ListRule("adaptive", "calibrated", "first").text])[0].anchor == "first"
     for wrong in ({"tau": 2}, {"tau": "auto"}, {"weights": "none"}):
         with pytest.raises(InputError):
-            ListRule(**wrong)  # type: ignore[arg-type]
+            ListRule(**wrong)
 
 
 def test_images_that_an_anchor_never_saw_are_in_no_list() -> None:

@@ -72,7 +72,7 @@ def test_the_four_headlines(tmp_path: Path, follows: str, lie: str) -> None:
     values = scores(0.6 if follows == "yes" else -0.6, SHOWN if lie == "yes" else HIDDEN)
     verdict = verdict_on(tmp_path / "run", values, ANY)
     assert {m.follows for m in verdict.methods} == {follows}
-    assert verdict.headline == HEADLINES[follows, lie] and verdict.network.maps_lie == lie  # type: ignore[index]
+    assert verdict.headline == HEADLINES[follows, lie] and verdict.network.maps_lie == lie
     level = {("yes", "yes"): "clear", ("yes", "no"): "care"}.get((follows, lie), "stop")
     assert verdict.level == level
     assert verdict.network.looks_there == (lie if follows == "yes" else "undecided")
@@ -306,7 +306,7 @@ def test_a_network_at_chance_level_gets_no_positive_answer(
 
 def test_a_rare_class_is_no_lack_of_skill(tmp_path: Path) -> None:
     """Right about nine tenths of both classes, with less accuracy than calling everything the larger one."""
-    options = {"labels": lambda i: int(i % 12 == 0), "wrong": 0.1}
+    options: dict[str, Any] = {"labels": lambda i: int(i % 12 == 0), "wrong": 0.1}
     assert verdict_on(tmp_path / "run", scores(), **options).notes == ()
 
 

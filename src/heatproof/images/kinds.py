@@ -44,6 +44,9 @@ SPLITS = {*HELD_OUT, "train", "training"}
 def source_options(kind: str) -> dict[str, Any]:
     """Options of a kind of source with their defaults: its own, then the filters of `select`.
 
+    Args:
+        kind: as for open_source.
+
     Example:
         >>> source_options("folder")["limit"] is None
         True

@@ -37,6 +37,10 @@ TRANSIENT = (
 class Failure(NamedTuple):
     """An image that could not be used, with the reason.
 
+    Args:
+        id, reason: name of the image, and one sentence.
+        transient: whether a retry may succeed: the file is missing or the disk failed.
+
     Example:
         >>> Failure("scan7.png", "the file is empty").reason
         'the file is empty'
@@ -44,11 +48,14 @@ class Failure(NamedTuple):
 
     id: str
     reason: str
-    transient: bool = False  # whether a retry may succeed: the file is missing or the disk failed
+    transient: bool = False
 
 
 class Loaded(NamedTuple):
     """A batch, and the images that failed. If all failed, the batch has no images.
+
+    Args:
+        batch, failures: the images that could be used, and the others.
 
     Example:
         >>> import torch

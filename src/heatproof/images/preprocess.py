@@ -65,6 +65,9 @@ class Side(NamedTuple):
 class Carried(NamedTuple):
     """Boxes in the pixels of the crop, and the reasons why others are lost.
 
+    Args:
+        boxes, lost: the boxes inside the crop, and a sentence for each of the others.
+
     Example:
         >>> Preprocess((4, 4), 4).carry_boxes([(0, 0, 3, 3)], (8, 8)).boxes
         ((0.0, 0.0, 1.0, 1.0),)
@@ -78,18 +81,25 @@ class Carried(NamedTuple):
 class Preprocess:
     """Resize the shorter side, crop the centre, scale to [0, 1], subtract the mean, divide by the std.
 
+    Args:
+        size: height and width of the model's input; for volumes depth, height and width.
+        resize: shorter side before the crop, or an exact height and width.
+        mean, std, interpolation: per channel, after scaling to [0, 1]; and the filter of the resize.
+        window: of measured values, the centre and width that become 0 to 1, or "range".
+        spacing: of volumes, instead of resize: millimetres from voxel to voxel along each axis.
+
     Example:
         >>> Preprocess(size=(128, 128), resize=128, mean=(0.5,), std=(0.5,)).blank.shape
         torch.Size([1, 1, 128, 128])
     """
 
-    size: tuple[int, ...] = (224, 224)  # height and width of the model's input, of volumes depth first
-    resize: int | tuple[int, ...] = 256  # shorter side before the crop, or an exact height and width
+    size: tuple[int, ...] = (224, 224)
+    resize: int | tuple[int, ...] = 256
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
     interpolation: str = "bilinear"
-    window: Window = None  # of measured values, what becomes 0 to 1: centre and width, or "range"
-    spacing: Spacing = None  # of volumes, instead of resize: millimetres from voxel to voxel, along each axis
+    window: Window = None
+    spacing: Spacing = None
 
     def __post_init__(self) -> None:
         check_window(self.window)

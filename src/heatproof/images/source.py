@@ -40,6 +40,13 @@ TOLERANCE = 1  # pixels past an edge: tools that count edges, or pixels from 1, 
 class Sample:
     """What is known about an image before it is decoded: name, label, annotations.
 
+    Args:
+        id, label: name and class of the image.
+        boxes, masks: (x0, y0, x1, y1) in pixels; a mask file or an array "h w" by part name.
+        frame: width and height of the image that the boxes were drawn on, if known.
+        content, others: what `read` of the source needs; number of boxes of other classes.
+        findings, box_findings: labels of a multi-label image, which has no label, and of each of its boxes.
+
     Example:
         >>> Sample("a.png", label=1, boxes=((0, 0, 5, 5),)).objects
         1
@@ -48,12 +55,12 @@ class Sample:
     id: str
     label: int | None = None
     boxes: tuple[Box, ...] = ()
-    masks: Mapping[str, Any] = field(default_factory=dict)  # part name -> mask file, or "h w" array
-    frame: Size | None = None  # width and height of the image the boxes were drawn on, where known
-    content: Any = None  # what the source's `read` needs: a file, a row, an array
-    others: int = 0  # boxes of other classes in the image
-    findings: tuple[int, ...] | None = None  # of a multi-label image, which has no label
-    box_findings: tuple[tuple[int, ...], ...] = ()  # of each box of a multi-label image
+    masks: Mapping[str, Any] = field(default_factory=dict)
+    frame: Size | None = None
+    content: Any = None
+    others: int = 0
+    findings: tuple[int, ...] | None = None
+    box_findings: tuple[tuple[int, ...], ...] = ()
 
     @property
     def stated(self) -> tuple[int, ...]:
@@ -69,6 +76,12 @@ class Sample:
 class Source:
     """A dataset: samples in a fixed order, class names, and a function that reads a sample.
 
+    Args:
+        samples, classes: the samples, and names of the classes.
+        read, stamp: functions of a sample: its image, and a cheap mark of its content for the hash.
+        deep: whether `read` returns Rasters, of any number of channels and axes.
+        read_mask, voxels: read a mask file that is not an image file; a volume's voxel size.
+
     Example:
         >>> import numpy as np
         >>> from heatproof.images import open_source
@@ -80,10 +93,10 @@ class Source:
     samples: tuple[Sample, ...]
     classes: tuple[str, ...]
     read: Callable[[Sample], Seen]
-    stamp: Callable[[Sample], Any]  # a cheap mark of the image's content, for the hash
-    deep: bool = False  # whether `read` returns Rasters, of any number of channels and axes
-    read_mask: Callable[[Path], np.ndarray] | None = None  # of a mask file that is no image
-    voxels: Callable[[Sample], Spacing] | None = None  # voxel size of a volume, from its header
+    stamp: Callable[[Sample], Any]
+    deep: bool = False
+    read_mask: Callable[[Path], np.ndarray] | None = None
+    voxels: Callable[[Sample], Spacing] | None = None
 
     def __len__(self) -> int:
         return len(self.samples)

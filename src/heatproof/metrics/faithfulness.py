@@ -121,10 +121,8 @@ def insertion_deletion(
 
     Example:
         >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2))
-        >>> curves = insertion_deletion(
-        ...     torch.rand(1, 4, 4), 0, model=network, images=torch.rand(1, 3, 4, 4), steps=4
-        ... )
-        >>> curves.insertion.shape
+        >>> image = torch.ones(1, 3, 4, 4)
+        >>> insertion_deletion(torch.rand(1, 4, 4), 0, model=network, images=image, steps=4).insertion.shape
         torch.Size([1, 5])
     """
     model = as_model(model)

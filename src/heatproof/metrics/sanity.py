@@ -234,8 +234,7 @@ def fragility(
         signs = random.integers(0, 2, inputs.shape[1:]) * 2 - 1
         return inputs + epsilon * reach * torch.from_numpy(signs).to(inputs)
 
-    # Start to segment images in threads, so that the GPU need not wait.
-    for draw in range(draws) if inputs.is_cuda else ():
+    for draw in range(draws) if inputs.is_cuda else ():  # segments in threads, ahead of the GPU
         begin_ahead(methods, model, noisy(draw), seed)
     before = explain_all(model, inputs, targets)
     tables: dict[str, list[Tensor]] = {method: [] for method in before}

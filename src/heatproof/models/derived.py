@@ -95,8 +95,7 @@ class RandomTwin:
     """A copy of a network whose modules can be set to its weights or to random weights, in place."""
 
     def __init__(self, model: Model, images: Tensor) -> None:
-        # Not the Model, whose facts may refer to this twin.
-        self.own, self.copy = model.module, copy_of(model)
+        self.own, self.copy = model.module, copy_of(model)  # not the Model, which may cache this twin
         self.names = from_the_head(self.copy, images[:1])
         if not self.names:
             raise ModelError(f"{model.name} has no parameters, so there is nothing to randomise")

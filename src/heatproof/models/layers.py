@@ -198,8 +198,7 @@ def default_layer(model: Model, images: Tensor | None = None) -> str | None:
         image = (model.preprocess.blank if images is None else images)[:1]
         try:
             model.facts.activated_layer = _step_behind(model, image, guess)
-        except (RuntimeError, ValueError, AssertionError):
-            # Wrong image size: the pass itself raises the error.
+        except (RuntimeError, ValueError, AssertionError):  # wrong image size: the pass itself raises
             return guess
     return model.facts.activated_layer
 

@@ -175,8 +175,7 @@ def _build_by_name(spec: str, request: NetworkRequest) -> Model:
         raise ModelError(f"{spec} is a file; name the function in it that makes the model: {spec}:FUNCTION")
     else:
         raise ModelError(f"cannot read the model {spec!r}; write {FORMS}")
-    # Its layers may be shared with the user's own model.
-    if not isinstance(model.module, keras_graph.KerasClassifier):
+    if not isinstance(model.module, keras_graph.KerasClassifier):  # layers may be the user's own
         model.module.eval()
     return replace(model, name=spec)
 

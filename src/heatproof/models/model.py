@@ -64,8 +64,7 @@ class ModelFacts:
     quantised: bool | None = None
     keeps_twin: bool = False  # whether the weights do not change, so that the random twin can be cached
     twin: Any = None  # a RandomTwin
-    # Inputs per pass that fit in memory, by kind of pass and image size.
-    fits: dict[tuple[str, tuple[int, ...]], int] = field(default_factory=dict)
+    fits: dict[tuple[str, tuple[int, ...]], int] = field(default_factory=dict)  # inputs that fit in memory
     acceleration: AccelerationState = field(default_factory=AccelerationState)
 
     def with_other_head(self) -> ModelFacts:

@@ -120,8 +120,7 @@ class Tail:
         self.logits = self._record()
         tensor = first_tensor(self.output)
         assert tensor is not None
-        # The network applies it again, which does not change the result.
-        if function := layer.partition("+")[2]:
+        if function := layer.partition("+")[2]:  # the network applies it again, without effect
             tensor = BY_NAME[function](tensor)
         layout = layout_of(tensor, self.inputs, model.module)
         assert layout is not None

@@ -45,8 +45,7 @@ from heatproof.verdict.judge import MONITOR, conclude
 from heatproof.verdict.trajectory import Trajectory
 
 KNOWN = {"maps", "model", "images", "labels", "probabilities"}
-# Known once the model is; may change when a run is resumed.
-FREE = ("model.spec", "run.device", "run.threads")
+FREE = ("model.spec", "run.device", "run.threads")  # may change when a run is resumed
 
 
 class Recorder:

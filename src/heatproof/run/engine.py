@@ -211,8 +211,7 @@ def run_study(
             done = folder.done()
             blocks = plan.shard(*shard)
             own = {unit.hash for block in blocks for unit in block}
-            # A crash or a deleted file leaves units with a seal but without all files; they are computed
-            # again.
+            # A crash or a deleted file leaves units whose files are incomplete; they are computed again.
             drop_incomplete_units(folder, own | {unit.hash for unit in plan.groups}, progress.say)
             report_makers(folder, opened.device, progress.say)
             left = [tuple(unit for unit in block if unit.hash not in done) for block in blocks]

@@ -146,8 +146,7 @@ def _templates(
             yield PlannedUnit(checkpoint, (0, 0), new, metrics)
         if old and (texts := _texts(added, group=False)):
             yield PlannedUnit(checkpoint, (0, 0), old, texts, kind="score")
-        # Metrics that compare methods also need the earlier methods, but only pairs with a new one are new
-        # rows.
+        # Metrics that compare methods need the earlier ones too, but only pairs with a new one are rows.
         if new and (texts := _texts(requests, per_method=True)):
             yield _group(checkpoint, new, texts, beside=old, after=after)
         if old and (texts := _texts(added, per_method=True)):

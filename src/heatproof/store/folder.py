@@ -342,8 +342,7 @@ class RunFolder:
         part = self.path / "scores" / f"{unit.hash}.parquet"
         files[part] = partial(write_part, scores=scores, unit=unit.hash)
         with writing(self.path) as lease:
-            # Removed first: while files are replaced, no seal may describe the old ones.
-            self.ledger.forget(unit.hash)
+            self.ledger.forget(unit.hash)  # first: no seal may describe files that are being replaced
             digests = write_whole(files, lease.id)
             named = {path.relative_to(self.path).as_posix(): mark for path, mark in digests.items()}
             device = self.manifest.config.get("run", {}).get("device") or self.manifest.machine.get("device")

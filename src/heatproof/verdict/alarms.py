@@ -41,6 +41,12 @@ Severity = Literal["warning", "critical"]
 class Thresholds:
     """Thresholds of the alarms; docs/alarms.md gives the reason for each.
 
+    Args:
+        near_zero: share of a class, or of the best C-Score, below which lists and scores count as collapsed.
+        far_below: share of the overall C-Score below which a class is masked.
+        most: share of blank maps, or of images outside the gold list, that counts as most.
+        high_auc, fewest, confidence: least AUC, least maps of a score, and level of the intervals.
+
     Example:
         >>> Thresholds(high_auc=0.9).high_auc
         0.9
@@ -58,6 +64,12 @@ class Thresholds:
 class Alarm:
     """An alarm at one checkpoint: mechanism, severity, numbers, and a sentence with the remedy.
 
+    Args:
+        mechanism, severity: number of the mechanism, and "warning" or "critical".
+        checkpoint, epoch, method, label, class_name: where the alarm is raised; None: everywhere.
+        evidence, sentence: the numbers, and what is wrong and what to do.
+        auc_tells_at: the first later checkpoint at which AUC has fallen.
+
     Example:
         >>> alarm = Alarm(1, "epoch05", 5, "gradcam", 0, "cat", "warning", {}, "the C-Score fell", None)
         >>> alarm.where
@@ -67,13 +79,13 @@ class Alarm:
     mechanism: int
     checkpoint: str
     epoch: int | None
-    method: str | None  # None: every method
-    label: int | None  # the class; None: all of them
+    method: str | None
+    label: int | None
     class_name: str | None
     severity: Severity
     evidence: Mapping[str, float]
-    sentence: str  # what is wrong, and what to do
-    auc_tells_at: str | None  # the first later checkpoint at which AUC has fallen
+    sentence: str
+    auc_tells_at: str | None
 
     @property
     def name(self) -> str:

@@ -124,7 +124,10 @@ class CheckpointState:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """The checkpoints of a training in order, with the names of the classes if they are known.
+    """The checkpoints of a training in order.
+
+    Args:
+        checkpoints, class_names: states in order of training, and names of the classes if known.
 
     Example:
         >>> len(Trajectory((), ("cat", "dog")))

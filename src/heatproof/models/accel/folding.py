@@ -122,8 +122,7 @@ class DeferredConv(Tensor):
 
     step: FusedConv
     images: Tensor
-    # Tensors to be read, with their versions, so that a change in between is noticed.
-    reads: list[tuple[Tensor, int | None]]
+    reads: list[tuple[Tensor, int | None]]  # tensors to be read, with versions to detect changes
     normed: bool
     shortcut: Tensor | None
     output: Tensor | None
