@@ -277,5 +277,5 @@ def test_pictures_and_network_that_do_not_agree_are_refused(folder: Path) -> Non
     study["run"] |= {"targets": "predicted"}
     torch.save(torch.load(folder / "weights.pt", weights_only=True), folder / "other.pt")
     study["model"]["checkpoints"] = [str(folder / "weights.pt"), str(folder / "other.pt")]
-    with pytest.raises(InputError, match="cose explains the one class that is predicted"):
+    with pytest.raises(InputError, match="cose needs the predicted class"):
         run_study(study, folder / "refused")
