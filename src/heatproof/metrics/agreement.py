@@ -112,7 +112,7 @@ def average_ranks(values: Tensor) -> Tensor:
 
 
 def map_similarity(before: Maps | ArrayLike, after: Maps | ArrayLike) -> PerImage:
-    """How alike two sets of maps of the same images are, at image size.
+    """Similarity of two sets of maps of the same images, at image size.
 
     Args:
         before, after: Maps of any size of the same images, or tensors "b h w" of one size.

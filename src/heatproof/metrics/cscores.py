@@ -129,7 +129,7 @@ def cscore(
         maps: of images of one class; Maps, or "b h w".
         confidence: "b" probabilities of that class.
         alpha: the power that emphasises what stands out.
-        exact_up_to: beyond so many maps pairs are sampled.
+        exact_up_to: number of maps beyond which pairs are sampled.
         half_width: of the 95 % interval that the sample aims at.
         resamples, seed: of the bootstrap behind the interval, and of the sample.
 
