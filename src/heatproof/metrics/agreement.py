@@ -76,7 +76,7 @@ def rank_correlation(x: ArrayLike, y: ArrayLike, names: tuple[str, str] = ("x", 
 
     Args:
         x, y: numbers in pairs; pairs with a NaN are left out of n.
-        names: what reasons and errors call them.
+        names: of x and y in reasons and errors.
 
     Example:
         >>> round(rank_correlation([1, 2, 3, 4], [1, 4, 9, 16]).rho, 2)
