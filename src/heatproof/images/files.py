@@ -218,7 +218,7 @@ def _too_large(pixels: str) -> str:
 def _upright(image: Image.Image) -> Image.Image:
     try:
         turn = UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
-    except Exception:  # a broken EXIF block does not spoil the pixels
+    except Exception:  # the pixels are usable despite a broken EXIF block
         return image
     return image if turn is None else image.transpose(turn)
 

@@ -101,7 +101,7 @@ def _translate(pixels: Tensor, magnitudes: Tensor, *, dim: int) -> Tensor:
 
 
 def _rotate(pixels: Tensor, magnitudes: Tensor) -> Tensor:
-    """Counter-clockwise by so many degrees, bilinear, 8-bit images rounded."""
+    """Rotate counter-clockwise by this many degrees, bilinear, 8-bit images rounded."""
     height, width = pixels.shape[-2:]
     x, y = (
         (torch.arange(n, device=pixels.device, dtype=torch.float64) - (n - 1) / 2) for n in (width, height)

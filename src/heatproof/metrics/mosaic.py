@@ -266,14 +266,14 @@ def grid_pointing(
 
     Args:
         methods: names, with optional options.
-        labels: "b", the images' classes: only those classified rightly are used; where None, all are that
-            the network is sure of.
+        labels: "b", the images' classes: only correctly classified images are used; default: all that the
+            network classifies confidently.
         model, images: as for hp.explain.
         cells: along each side of a mosaic.
         confident: the least probability of an image's class.
         mosaics: their number; default: as many as use each image about once.
         layer: the layer that CAMs read, as for hp.explain.
-        seed: of which image lies where, and of methods that draw.
+        seed: of the places of images, and of methods that draw random numbers.
         passes: batch_size and progress, as for hp.explain.
 
     Returns:

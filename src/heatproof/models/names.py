@@ -67,7 +67,7 @@ def model_classes(
             return same
         numbers = {meaning: k for k in reversed(range(count)) for meaning in _meanings(classes[k])}
         if count == 1000 and all(WORDNET_ID.fullmatch(named.get(k, "")) for k in used):
-            # Sorted ids are ImageNet's order, where all are there.
+            # Sorted ids are ImageNet's order, if all are present.
             whole = {text: k for k, text in pictures.items()} if len(pictures) == count else {}
             numbers = whole or imagenet_wordnet_ids()
         matches = {k: numbers.get(_plain(pictures[k]), -1) for k in used}

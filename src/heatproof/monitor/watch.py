@@ -4,7 +4,7 @@
     monitor.step(model, epoch)                 # after each epoch
 
 A step costs one pass over the monitored images (see measure.py) and the pairs of the C-Score. Errors in it
-are logged once (logger "heatproof.monitor") and in the result's `problem`, and training goes on; only
+are logged once (logger "heatproof.monitor") and in the result's `problem`, and training continues; only
 `stop_on`, or an `on_alarm` that raises, stops it. Nothing is written without `out`.
 
 In distributed training call check and step in every process. The first one measures, writes and logs; all get

@@ -57,7 +57,7 @@ HEADERS = {
 NO_TOKEN = "This page needs its token: open the address that heatproof serve printed."
 TRIED = 50  # ports after the wanted one
 CONNECTIONS = 64  # simultaneous connections, each in its thread; more are refused
-PATIENCE = 20.0  # seconds for a request to come, whole, and again for its answer to be taken
+PATIENCE = 20.0  # seconds to receive a whole request, and again to send its answer
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\nRetry-After: 5\r\n\r\n"
 
 

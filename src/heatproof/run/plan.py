@@ -100,7 +100,7 @@ class RunPlan(NamedTuple):
 
 
 def make_plan(manifest: Manifest, images: int, pictures: Sequence[tuple[str, str]] = ()) -> RunPlan:
-    """The units of a run over so many images, in the order in which the run grew.
+    """The units of a run over this many images, in the order in which the run grew.
 
     pictures: id and identity of each image, which then are part of the hashes of their units.
     """

@@ -134,7 +134,7 @@ def _untrained(table: ModelTable, folder: Path, seed: int) -> Model:
     if not _equal(brought, _weights(other)):
         return model
     brought = [(name, weight.clone()) for name, weight in brought]
-    for drawn in (seed, seed + 1):  # a factory may have begun from the very same seed
+    for drawn in (seed, seed + 1):  # a factory may use the same seed itself
         model = _drawn_anew(model, drawn)
         if not (equal := _equal(brought, _weights(model))):
             return model

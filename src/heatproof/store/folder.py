@@ -280,7 +280,7 @@ class RunFolder:
         """State and reason that each shard recorded last."""
         try:
             return known_record(self.path / "status.json") or {}
-        except StoreError:  # only a hint: the units that are there decide
+        except StoreError:  # only a hint: the existing units decide
             return {}
 
     def status(self) -> Status:
