@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
-from heatproof.errors import StoreError
+from heatproof.errors import MissingExtraError, StoreError
 from heatproof.registry import split_calls
 from heatproof.show import MOST_SHOWN, plain_table, text
 from heatproof.store import RunFolder, Status
@@ -76,6 +76,28 @@ class Run:
             masked = {name: (np.ma.getdata(c), np.ma.getmaskarray(c)) for name, c in columns.items()}
             return pyarrow.table({name: pyarrow.array(c, mask=m) for name, (c, m) in masked.items()})
         return columns
+
+    def table(self, checkpoint: str | None = None, model: str | None = None) -> pandas.DataFrame:
+        """Means over images with 95 % intervals: a row per method, columns (metric, mean/low/high/n).
+
+        `table.xs("mean", axis=1, level=1)` has the means alone.
+
+        Args:
+            checkpoint, model: as for verdict.
+
+        Raises:
+            MissingExtraError: if pandas is not installed.
+        """
+        if not find_spec("pandas"):
+            raise MissingExtraError("a table needs pandas; run: pip install pandas")
+        data = read_run(self.folder, model, checkpoint)
+        columns = {
+            (of.name, part): [getattr(data.cells.get((of.name, m)), attribute, None) for m in data.methods]
+            for of in data.measures
+            for part, attribute in (("mean", "defined"), ("low", "low"), ("high", "high"), ("n", "n"))
+        }
+        frame = import_module("pandas").DataFrame(columns, index=data.methods, dtype=float)
+        return frame.rename_axis("method").rename_axis(("metric", ""), axis=1)
 
     def maps(self, method: str, checkpoint: str | None = None, ids: Sequence[str] | None = None) -> Maps:
         """Load the stored maps of a method.

@@ -25,7 +25,7 @@ from test_architecture import PATH
 
 import heatproof as hp
 from conftest import small_cnn
-from heatproof.errors import InputError, StoreError, UnknownNameError
+from heatproof.errors import InputError, MissingExtraError, StoreError, UnknownNameError
 from heatproof.images import Preprocess
 from heatproof.store import RunFolder
 from heatproof.store.ledger import read_record
@@ -279,6 +279,22 @@ def test_scores_are_every_row_as_a_table(run: hp.Run) -> None:
             a == b or (a != a and b != b) for a, b in zip(column, (r[name] for r in rows), strict=True)
         )
     assert table.dropna(subset="label").label.dtype == "Int64"
+
+
+def test_the_table_has_means_with_intervals_by_method_and_metric(
+    run: hp.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pandas")
+    table, scores = run.table(), run.scores()
+    assert {"gradcam", "layercam"} <= {*table.index}
+    metric = next(name for name, part in table.columns if name.startswith("insertion"))
+    last = scores.checkpoint.max()
+    rows = scores[(scores.metric == metric) & (scores.method == "gradcam") & (scores.checkpoint == last)]
+    mean, low, high, n = table.loc["gradcam", metric][["mean", "low", "high", "n"]]
+    assert mean == pytest.approx(rows.value.mean()) and n == rows.value.count() and low <= mean <= high
+    monkeypatch.setattr("heatproof.api.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match="pip install pandas"):
+        run.table()
 
 
 def test_without_pandas_scores_are_arrow_and_without_that_arrays(
