@@ -91,10 +91,10 @@ def test_an_entry_of_a_finding_that_is_not_there_has_no_label_and_no_truth(pictu
     [
         ("path,a,b\n0.png,-1,0\n", {"label_columns": ["a", "b"]}, "'a' holds 0 or 1, not '-1'; what is"),
         ("path,a,b\n0.png,1,0\n", {"label_columns": ["a", "c"]}, "no column 'c'"),
-        ("path,label\n0.png,a\n1.png,\n", {"multilabel": True}, "at least two kinds of them, but there is a"),
+        ("path,label\n0.png,a\n1.png,\n", {"multilabel": True}, "at least two labels, but there is a"),
         ("path,label\n0.png,a|b\n", {"multilabel": True, "class_names": ["a", "c"]}, "'b' is none of the 2"),
         ("path,label,x0,y0,x1,y1\n0.png,,1,1,3,3\n", {"multilabel": True}, "a box in a row with no finding"),
-        ("path,a,b,x0,y0,x1,y1\n0.png,1,1,1,1,3,3\n", {"label_columns": ["a", "b"]}, "with 2 findings; name"),
+        ("path,a,b,x0,y0,x1,y1\n0.png,1,1,1,1,3,3\n", {"label_columns": ["a", "b"]}, "with 2 labels; name"),
         ("path,a,b,label\n0.png,1,0,b\n", {"label_columns": ["a", "b"]}, "names 'b', but its column"),
     ],
 )  # fmt: skip
@@ -116,7 +116,7 @@ def test_findings_of_pictures_in_memory() -> None:
     named = {"boxes": boxes, "box_labels": [["scar", "mass"], [], ["nodule"]]}
     source = open_source("memory", images, labels=table, class_names=NAMES, **named)
     assert [s.box_findings for s in source.samples] == [((2,), (0,)), (), ((1,),)]
-    with pytest.raises(InputError, match="image 0 has boxes and 2 findings; give box_labels too"):
+    with pytest.raises(InputError, match="image 0 has boxes and 2 labels; give box_labels too"):
         open_source("memory", images, labels=table, boxes=boxes)
     with pytest.raises(InputError, match="a table of 0 and 1"):
         open_source("memory", images, labels=table * 2)

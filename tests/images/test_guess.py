@@ -54,7 +54,7 @@ def test_columns_of_nought_and_one_and_cells_of_several_names_are_findings(tmp_p
     (tmp_path / "columns.csv").write_text("path,mass,nodule,age\n1.png,1,0,40\n2.png,0,1,50\n")
     (tmp_path / "cells.csv").write_text("path,label\n1.png,mass|nodule\n2.png,\n")
     guess = guess_source(tmp_path / "columns.csv")
-    assert guess.options == {"label_columns": ["mass", "nodule"]} and "2 findings each" in guess.seen
+    assert guess.options == {"label_columns": ["mass", "nodule"]} and "2 labels each" in guess.seen
     assert open_source(guess.kind, guess.path, **guess.options).samples[1].findings == (1,)
     assert guess_source(tmp_path / "cells.csv").options == {"multilabel": True}
 

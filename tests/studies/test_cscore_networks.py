@@ -179,7 +179,7 @@ def test_two_networks_from_the_command_line(tmp_path: Path, monkeypatch: pytest.
     assert wrong.exit_code == 2 and "did you mean 'wide'" in wrong.output
     assert not list(Path("x").rglob("*.safetensors")), "the second is looked at before the first is trained"
     alone = CliRunner().invoke(main, ["study", "cscore", "both/nets.py-narrow", "--out", "none"])
-    assert alone.exit_code == 2 and "one network alone has nothing beside it" in alone.output
+    assert alone.exit_code == 2 and "a comparison needs two networks" in alone.output
     assert read_network(Path("both/nets.py-wide")).ends == ("epoch01", "epoch02")
 
 
@@ -188,5 +188,5 @@ def test_what_belongs_to_one_network_is_refused_for_several(tmp_path: Path) -> N
         replace(settings(tmp_path), networks=("a", "b"), layer="fc")
     with pytest.raises(InputError, match="tau must be a number in"):
         CscoreSettings(tau="much")
-    with pytest.raises(InputError, match="nothing beside it"):
+    with pytest.raises(InputError, match="needs two networks"):
         networks_study(CscoreSettings(out=tmp_path))

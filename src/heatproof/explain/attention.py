@@ -127,8 +127,8 @@ class AttentionRecorder(Rules):
         layout = layout_of(tokens, inputs, self.model.module)
         if layout is None:
             raise ModelError(
-                f"{self.method} cannot tell how the {tokens.shape[1]} tokens of {self.model.name} lie on the "
-                "image; use attnlrp instead"
+                f"{self.method} cannot map the {tokens.shape[1]} tokens of {self.model.name} to "
+                "positions of the image; use attnlrp instead"
             )
         return layout
 

@@ -66,7 +66,7 @@ def gradcam_plus_plus_map(
 
 @trace_cam("gradcam++", cite="chattopadhay2018gradcampp", aliases=("gradcamplusplus", "gradcampp"))
 def gradcam_plus_plus(trace: Trace) -> Tensor:
-    """Channels weighted by positive gradients, each place by its share in the class (eq. 19).
+    """Channels weighted by positive gradients, each position by its share in the class (eq. 19).
 
     w_k = sum_ij alpha_kij ReLU(g_kij), alpha_kij = g_kij^2 / (2 g_kij^2 + (sum_ab A_kab) g_kij^3).
     alpha is 0 where its denominator is 0; no epsilon is added. The factor exp(S) of the paper is the same
@@ -77,7 +77,7 @@ def gradcam_plus_plus(trace: Trace) -> Tensor:
 
 @trace_cam("layercam", cite="jiang2021layercam", card=Card(relu="on the gradient, before the product"))
 def layercam(trace: Trace) -> Tensor:
-    """Every place weighted by its own positive gradient.
+    """Every position weighted by its own positive gradient.
 
     sum_k ReLU(g_k) * A_k. The paper's outer ReLU is applied when the map is normalised; it has no effect on
     activations that are never negative.
@@ -97,7 +97,7 @@ def xgradcam(trace: Trace) -> Tensor:
 
 @trace_cam("hirescam", cite="draelos2020hirescam")
 def hirescam(trace: Trace) -> Tensor:
-    """Every place weighted by its own gradient, sign included.
+    """Every position weighted by its own gradient, sign included.
 
     ReLU(sum_k g_k * A_k).
     """

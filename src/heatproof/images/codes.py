@@ -134,7 +134,7 @@ def make_codes(
     kind = find_symbol(symbol)
     frame = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
     if n_positive < 0 or n_negative < 0:
-        raise InputError(f"cannot make {n_positive} positives and {n_negative} negatives; ask for 0 or more")
+        raise InputError(f"cannot make {n_positive} positives and {n_negative} negatives; use 0 or more")
     if seed < 0:
         raise InputError(f"the seed is a number from 0 on; got {seed}")
     fitting, behind = versions_that_fit(kind, versions, frame), find_photos(photos)

@@ -214,7 +214,7 @@ def open_csv(
             )
         entry.findings.update(stated)
         if boxed and not named and len(stated) != 1:
-            many = f"{len(stated)} findings" if stated else "no finding"
+            many = f"{len(stated)} labels" if stated else "no label"
             raise InputError(
                 f"{where}: a box in a row with {many}; name the one it belongs to in the column "
                 f"{label_column!r}"

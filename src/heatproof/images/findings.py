@@ -60,7 +60,7 @@ def marked_findings(row: Mapping[str, str], columns: Sequence[str], where: str) 
     """Those of the columns, one per finding, that hold a 1."""
     for column in columns:
         if row[column].lower() not in (*YES, *NO):
-            hint = "; what is uncertain is no truth: decide, or leave the image out"
+            hint = "; uncertain labels are not supported: decide, or leave the image out"
             hint *= row[column].startswith("-")
             raise InputError(f"{where}: the column {column!r} holds 0 or 1, not {row[column]!r}{hint}")
     return tuple(column for column in columns if row[column].lower() in YES)
@@ -83,15 +83,15 @@ def number_findings(
         classes = tuple(used)
     if len(classes) < 2:
         raise InputError(
-            f"{where}: several findings per image are at least two kinds of them, but there is "
-            f"{classes[0] if classes else 'none'}; give one finding as labels 0 and 1, or name all with "
+            f"{where}: multi-label images need at least two labels, but there is "
+            f"{classes[0] if classes else 'none'}; give a single label as 0 and 1, or name all with "
             "class_names"
         )
     index = {str(k): k for k in range(len(classes))} | {name: k for k, name in enumerate(classes)}
     for text in used:
         if text not in index:
             raise InputError(
-                f"{where}: the finding {text!r} is none of the {len(classes)}; {did_you_mean(text, classes)}"
+                f"{where}: the label {text!r} is none of the {len(classes)}; {did_you_mean(text, classes)}"
             )
     return [tuple(sorted({index[text] for text in row})) for row in texts], classes
 
@@ -112,7 +112,7 @@ def read_findings(
     table = np.asarray([np.asarray(row) for row in labels])
     if table.ndim != 2 or not np.isin(table, (0, 1)).all():
         raise InputError(
-            f"labels of several findings are a table of 0 and 1, a row per image; got {table.dtype} of "
+            f"multi-label labels are a table of 0 and 1, a row per image; got {table.dtype} of "
             f"shape {table.shape}"
         )
     names = tuple(class_names) if class_names is not None else tuple(map(str, range(table.shape[1])))

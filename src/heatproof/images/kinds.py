@@ -152,8 +152,8 @@ def _guess_csv(file: Path) -> Guess:
     columns = [name for name in columns if {str(row[name]).strip() for row in rows} == {"0", "1"}]
     if columns:
         return Guess(
-            "csv", file, f"{seen}, {counted(len(columns), 'finding')} each", {"label_columns": columns}
+            "csv", file, f"{seen}, {counted(len(columns), 'label')} each", {"label_columns": columns}
         )
     if any(mark in (row.get("label") or "") for row in rows for mark in SEPARATORS):
-        return Guess("csv", file, f"{seen}, several findings each", {"multilabel": True})
+        return Guess("csv", file, f"{seen}, several labels each", {"multilabel": True})
     return Guess("csv", file, seen)

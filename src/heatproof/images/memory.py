@@ -117,7 +117,7 @@ def _box_findings(
     result = []
     for i, (own, numbers) in enumerate(zip(boxes, findings, strict=True)):
         if given is None and len(own) and len(numbers) != 1:
-            raise InputError(f"image {i} has boxes and {len(numbers)} findings; give box_labels too")
+            raise InputError(f"image {i} has boxes and {len(numbers)} labels; give box_labels too")
         named = [numbers] * len(own) if given is None else [[label] for label in given[i]]
         if len(named) != len(own):
             raise InputError(f"image {i} has {len(own)} boxes, but {len(named)} box_labels")

@@ -284,7 +284,7 @@ def _more_is_better(name: str, given: Mapping[str, bool] | None) -> bool:
     except UnknownNameError:
         direction = None
     if direction is None:
-        raise InputError(f"whether more of {name!r} is better is not known; say so in higher_is_better")
+        raise InputError(f"whether more of {name!r} is better is not known; set higher_is_better")
     return direction
 
 

@@ -27,7 +27,7 @@ BLOB = 0.05  # of the budget's pixels, at least
 
 @metric(
     "dispersion", needs=("maps",), bounds=(0.0, 1.0), cite="keak2026budget", family="Localisation",
-    title="how scattered the map is", parts={"blobs": "areas that the map marks"}, floors=(), volumes=True,
+    title="scatter of the map", parts={"blobs": "number of marked areas"}, floors=(), volumes=True,
 )  # fmt: skip
 def dispersion(maps: Maps | ArrayLike, *, budget: float = 0.2) -> PerImage:
     """Probability that two of the budget's pixels lie in different areas; 0 for one area.

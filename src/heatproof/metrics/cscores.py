@@ -162,7 +162,7 @@ def _in_a_run(
 
 @metric(
     "cscore", needs=("maps", "labels", "probabilities"), level="class", higher_is_better=True, bounds=(0, 1),
-    cite="elangovan2026cscore", title="C-Score: alike within a class", family="Consistency", own_class=True,
+    cite="elangovan2026cscore", title="C-Score: consistency by class", family="Consistency", own_class=True,
     volumes=True, call=_in_a_run, floors=(),  # control maps are no reference: they never change
 )  # fmt: skip
 def cscore_by_class(

@@ -124,7 +124,7 @@ def finding_table(labels: ArrayLike, findings: int) -> np.ndarray:
     table = as_array(labels)
     if table.shape[1] != findings or not ((table == 0) | (table == 1)).all():
         raise InputError(
-            f"labels of several findings must be 0 or 1 in {findings} columns, one for each column of the "
+            f"multi-label labels must be 0 or 1 in {findings} columns, one for each column of the "
             f"probabilities; got {table.dtype} of shape {table.shape}"
         )
     return table.astype(bool)

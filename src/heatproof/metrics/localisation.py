@@ -163,7 +163,7 @@ def pointing(
     maps: Maps | ArrayLike, boxes: ArrayLike | None = None, masks: ArrayLike | None = None,
     budget: float = 0.2, *, known: Known | None = None,
 ) -> PerImage:  # fmt: skip
-    """Pointing game: 1 where the map's peak lies on the object.
+    """Pointing game: 1 if the map's peak lies on the object.
 
     Args:
         maps, boxes, masks, budget, known: as for localise.
@@ -179,7 +179,7 @@ def pointing(
 
 
 @_metric(
-    "reachable", higher_is_better=None, aliases=("reachable_mask_iou",), title="best overlap within reach"
+    "reachable", higher_is_better=None, aliases=("reachable_mask_iou",), title="largest possible overlap"
 )
 def reachable(
     maps: Maps | ArrayLike, boxes: ArrayLike | None = None, masks: ArrayLike | None = None,

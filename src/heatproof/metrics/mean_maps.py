@@ -31,7 +31,7 @@ BLANK = "class {} left out: all its maps are constant under one of the networks,
 
 @metric(  # maps that ignore the network never change, so control maps are no reference
     "dom", needs=("maps", "labels"), level="checkpoint", higher_is_better=False, bounds=(0.0, 1.0),
-    cite="ozer2025dom", title="DoM: mean maps apart from the last checkpoint's", family="Consistency",
+    cite="ozer2025dom", title="DoM: distance to the last checkpoint's mean maps", family="Consistency",
     compares_checkpoints=True, floors=(), volumes=True,
 )  # fmt: skip
 def dom(first: Maps | ArrayLike, second: Maps | ArrayLike, labels: ArrayLike) -> PerClass:

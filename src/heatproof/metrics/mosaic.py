@@ -307,8 +307,8 @@ def grid_pointing(
 
 @_metric(
     "disconnected_grid", higher_is_better=False, needs_gradients=True,
-    parts={"outside": "share of the map where nothing can have had influence, in mosaics",
-           "above": "map where nothing can have had influence, above chance"},
+    parts={"outside": "share of the map without possible influence, in mosaics",
+           "above": "map without possible influence, above chance"},
 )  # fmt: skip
 def disconnected_grid(
     methods: Methods = "gradcam", labels: ArrayLike | None = None, *, model: Model | nn.Module,

@@ -151,7 +151,7 @@ def occlusion_drop(
     masks: ArrayLike, targets: ArrayLike | None = None, *, model: Model | nn.Module, images: Images,
     fill: str = "blur", seed: int = 0, **passes: Unpack[Passes],
 ) -> PerImage:  # fmt: skip
-    """Fall of the class's logit when a part of the image is occluded.
+    """Decrease of the class's logit when a part of the image is occluded.
 
     Args:
         masks: "b H W" or one "H W", the part.

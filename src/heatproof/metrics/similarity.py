@@ -47,7 +47,7 @@ STRIP = 50_000  # pixels of a strip, of which a thread keeps twelve lines of flo
 
 @metric(
     "ssim", needs=("maps",), bounds=(-1.0, 1.0), cite="wang2004ssim",
-    not_in_a_run="it compares two lots of maps; method_agreement does that for the methods of a run",
+    not_in_a_run="it compares two sets of maps; method_agreement does that for the methods of a run",
 )  # fmt: skip
 def ssim(
     a: Maps | ArrayLike, b: Maps | ArrayLike, mode: str = "local5", mask: ArrayLike | None = None, *,

@@ -238,17 +238,17 @@ def _log_area(curves: Tensor) -> Tensor:
 @_metric(
     "untrained", bounds=(-2.0, 2.0), cite="hedstrom2024sanity", family="Sanity", reruns=True,
     needs_gradients=True,
-    about="How alike maps are to those of an untrained network, beside what two untrained networks share.",
-    parts={"spearman": "like the map of an untrained network (ranks)",
-           "null": "two untrained networks' maps alike (ranks)",
-           "excess": "more like an untrained network's map than two of those are",
-           "entropy": "rise of entropy under random weights"},
+    about="Similarity of maps to those of an untrained network, relative to two untrained networks.",
+    parts={"spearman": "similarity to an untrained network's map (ranks)",
+           "null": "similarity of two untrained networks' maps (ranks)",
+           "excess": "excess similarity to an untrained network's map",
+           "entropy": "increase of entropy under random weights"},
 )  # fmt: skip
 def untrained(
     maps: Mapping[str, Maps], *, model: Model | nn.Module, images: Images, layer: Layers = None,
     seed: int = 0, then: Change | None = None, known: Known | None = None, **passes: Unpack[Passes],
 ) -> dict[str, PerImage]:  # fmt: skip
-    """Similarity of maps to those of an untrained network, compared with that of two untrained networks.
+    """Similarity of maps to those of an untrained network, relative to two untrained networks.
 
     Args:
         maps: by method, as `hp.explain` returns them.

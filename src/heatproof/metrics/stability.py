@@ -49,7 +49,7 @@ _metric = partial(
 
 
 @_metric(  # SSIM in [-1, 1] puts the halves in [-1, 1] and [0, 2]; in [0, 100] while no SSIM is negative
-    "cose", bounds=(float("-inf"), 400 / 3), title="COSE: both together", compares_checkpoints=True
+    "cose", bounds=(float("-inf"), 400 / 3), title="COSE", compares_checkpoints=True
 )
 def cose(
     same: ArrayLike, changed: ArrayLike, same_images: Sequence[Hashable] | None = None,
@@ -96,7 +96,7 @@ def cose(
     )  # fmt: skip
 
 
-@_metric("consistency", bounds=(-1.0, 1.0), title="alike where the answer stays")
+@_metric("consistency", bounds=(-1.0, 1.0), title="similarity for the same prediction")
 def consistency(
     same: ArrayLike, images: Sequence[Hashable] | None = None, *, resamples: int = 1000, seed: int = 0
 ) -> PerClass:
@@ -118,7 +118,7 @@ def consistency(
     return PerClass(both.consistency, both.n_same, interval=both.consistency_interval, reason=reason)
 
 
-@_metric("sensitivity", bounds=(0.0, 2.0), title="different where the answer changes")
+@_metric("sensitivity", bounds=(0.0, 2.0), title="change for different predictions")
 def sensitivity(
     changed: ArrayLike, images: Sequence[Hashable] | None = None, *, resamples: int = 1000, seed: int = 0
 ) -> PerClass:

@@ -107,7 +107,7 @@ def above_floors(
     scores: Mapping[str, ArrayLike], higher_is_better: bool = True, *,
     floors: Sequence[str] = ("random", "edges"), resamples: int = 1000, seed: int = 0,
 ) -> dict[str, dict[str, PerClass]]:  # fmt: skip
-    """Difference between each method and each floor on the same images, with an interval.
+    """Difference between each method and each control on the same images, with an interval.
 
     Args:
         scores: one metric's values per image "b" by method, the floors among them. Images on which either is

@@ -27,7 +27,7 @@ from heatproof.errors import CheckpointError
 # Where training scripts put the weights; averaged copies only if there is nothing else.
 PLAIN = ("state_dict", "model_state_dict", "model_state", "model", "net", "network", "module", "weights")
 AVERAGED = ("state_dict_ema", "ema_state_dict", "model_ema", "ema_model", "ema")
-ALLOW_PICKLE = "if you trust its code say allow_pickle = true, on the command line --allow-pickle"
+ALLOW_PICKLE = "if you trust its code, set allow_pickle = true, on the command line --allow-pickle"
 COUNTERS = "num_batches_tracked"  # absent from old files, and not used where BatchNorm has a momentum
 
 

@@ -151,7 +151,7 @@ class Head:
         if not self.one_class:
             raise InputError(
                 f"{who} needs a network that names one class for each image, and the head here is "
-                f"{self.name!r}; name another head, or take heatproof audit or run, which know all heads"
+                f"{self.name!r}; name another head, or use heatproof audit or run, which support all heads"
             )
 
     def refused(self, what: str) -> InputError:

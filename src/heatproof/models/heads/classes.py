@@ -81,7 +81,7 @@ class OneLogit(OneOfMany):
 
     def settled(self, module: nn.Module, output: Any, table: Tensor, last: LastStep) -> Head:
         if (columns := table.shape[1]) != 1:
-            raise ModelError(f"the head is said to be one logit, but the network has {columns} outputs")
+            raise ModelError(f"the head is set to one logit, but the network has {columns} outputs")
         return super().settled(module, output, table, last)
 
 

@@ -122,8 +122,8 @@ class Segmentation(Dense):
             return logits.mean(tuple(range(2, logits.ndim)))
         if logits.shape[2:] != self.where.shape[1:]:
             raise TargetError(
-                f"the region is {tuple(self.where.shape[1:])} but the answer {tuple(logits.shape[2:])}; "
-                "ask about images of one size"
+                f"the region is {tuple(self.where.shape[1:])} but the output {tuple(logits.shape[2:])}; "
+                "use images of one size"
             )
         places = logits.flatten(2), self.where.to(logits).flatten(1)
         return torch.einsum("bkn,in->bki", *places).flatten(1)
@@ -225,7 +225,7 @@ class Detection(Dense):
         if targets is not None and self.classes is not None:
             wanted = _one_per_image(targets, self.bound).to(self.classes)
             if (wanted != self.classes).any():
-                raise TargetError("the network was asked about boxes of other classes; explain these anew")
+                raise TargetError("the boxes belong to other classes; explain them again")
         return Columns(torch.arange(self.bound, device=device))
 
     def labels(self, columns: Tensor) -> Tensor:

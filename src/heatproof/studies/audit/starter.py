@@ -24,7 +24,7 @@ def write_starter(
 ) -> tuple[Path, list[str]]:
     """Write the file, unless it exists, and return facts about the images."""
     if out.exists():
-        raise InputError(f"{out} is there already; name another file with --out, or remove it")
+        raise InputError(f"{out} exists already; name another file with --out, or remove it")
     if not out.parent.is_dir():
         raise InputError(f"there is no folder {out.parent}; create it first")
     guess = guess_source(pictures)
@@ -70,9 +70,9 @@ def starter(
         f"# {'; '.join(facts(guess, source))}.",
         "# Check it with: heatproof run THIS-FILE --dry-run      then run it without --dry-run.",
         "",
-        "# Names as in `heatproof list methods`; random, edges and centre never look at the network.",
+        "# Names as in `heatproof list methods`; random, edges and centre are controls.",
         'methods = ["gradcam", "layercam", "hirescam", "gradient", "random", "edges", "centre"]',
-        f"# As in `heatproof list metrics`; the verdict rests on {vote}, the others are information.",
+        f"# As in `heatproof list metrics`; {vote} decides the verdict, the others are information.",
         f"metrics = {json.dumps(metrics)}",
         "",
         "[model]",
@@ -83,23 +83,23 @@ def starter(
         if checkpoint
         else '# checkpoints = "best.pt"  # <- fill in',
         "# pretrained = true       instead: the library's own weights, which are downloaded",
-        f"# {count}where neither the weights nor the library say it" if count else '# layer = "layer4"',
+        f"# {count}if neither the weights nor the library define it" if count else '# layer = "layer4"',
         f"head = {json.dumps(head)}"
         if head
         else 'head = "multilabel"  # where the network returns logits'
         if source.is_multilabel
-        else '# head = "regression"     its output, where that is not found by itself; see docs/heads.md',
+        else '# head = "regression"     the kind of output, if it is not detected; see docs/heads.md',
         "",
         "[images]",
         f"kind = {json.dumps(guess.kind)}",
         f"path = {json.dumps(path)}",
         *(f"options.{key} = {json.dumps(value)}" for key, value in guess.options.items()),
-        "# limit = 100             at most so many, classes in proportion",
-        '# options.class_names = ["a", "b"]    the classes in the order of the model, where it is not sorted',
+        "# limit = 100             maximum number, classes in proportion",
+        '# options.class_names = ["a", "b"]    the classes in the order of the model, if it is not sorted',
         "",
         "[run]",
         f"batch_size = {min(8, len(source))}            # images per unit: what Ctrl-C waits for",
-        f'# targets = "predicted"   explain the network\'s answer{" instead of the label" * bool(classes)}',
-        '# device = "cuda"         a GPU is taken where there is one',
+        f'# targets = "predicted"   explain the prediction{" instead of the label" * bool(classes)}',
+        '# device = "cuda"         default: a GPU if available',
     ]
     return "\n".join(lines) + "\n"

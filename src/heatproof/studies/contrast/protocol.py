@@ -173,11 +173,11 @@ def answers(result: Contrast) -> list[str]:
             )
         elif any(p.scores[method].interval[0] > 0.5 for p in result.points if method in p.scores):
             sentences.append(
-                f"{method} tells the networks apart (AUC {best:.2f}), but a person would not see the "
-                f"{result.token.name} in most of its maps."
+                f"{method} distinguishes the networks (AUC {best:.2f}), but the {result.token.name} is not "
+                "visible in most of its maps."
             )
         else:
-            sentences.append(f"{method} does not tell the two networks apart (AUC {best:.2f}).")
+            sentences.append(f"{method} does not distinguish the networks (AUC {best:.2f}).")
     return sentences
 
 
@@ -197,7 +197,7 @@ def table(point: ContrastPoint) -> Grid | None:
                 f"{score.blank[0]} and {score.blank[1]}",
             ]
         )  # fmt: skip
-    heads = ["Method", "AUC of A against B ↑", "a person would see it", "score under A", "under B",
+    heads = ["Method", "AUC of A against B ↑", "visible", "score under A", "under B",
              "blank maps"]  # fmt: skip
     return Grid(heads, rows, f"Methods with the token in {point.strength:.0%} of the positives")
 

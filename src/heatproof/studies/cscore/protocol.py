@@ -135,7 +135,7 @@ def networks_study(
     training: called with a network's name, returns the callback for its training.
     """
     if len(settings.networks) + len(settings.beside) < 2:
-        raise InputError("one network alone has nothing beside it; name two or more, or finished studies")
+        raise InputError("a comparison needs two networks; name two or more, or finished studies")
     finished = [read_network(Path(folder)) for folder in settings.beside]
     own = [
         replace(settings, model=spec, networks=(), beside=(), out=settings.out / folder_name(spec))

@@ -249,7 +249,7 @@ def standing(network: Network, others: Sequence[Network]) -> Standing:
         (auc < Thresholds().high_auc, REFUSED, f"AUC is {auc:.3f}"),
         (lost, REFUSED, f"the gold list of {', '.join(lost)} is lost"),
         (best is None, REFUSED, "every method has an alarm or a class without a score"),
-        (above, REFUSED, f"AUC {auc:.3f} is surely below that of {highest.name}"),
+        (above, REFUSED, f"AUC {auc:.3f} is significantly below that of {highest.name}"),
         (alarms, CHOICE, f"not with {about}"),
         (True, RECOMMENDED, ""),
     )

@@ -145,7 +145,7 @@ class Studio:
                     Tile(apart, f"top {results.budget:.0%} of one only", "green: true class, red: predicted"),
                 ])  # fmt: skip
             reason = dict(picked)[name]
-            heading = f"{name}: the true label is {true}; the network says {guess}; {reason}"
+            heading = f"{name}: the true label is {true}; predicted as {guess}; {reason}"
             yield self.save(sheet(rows, heading=heading, cmap="inferno"), name, "confused")
 
     def segment_sheet(self, maps: MapStore, methods: Mapping[int, str], images: Sequence[str]) -> Path:

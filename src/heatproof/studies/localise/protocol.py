@@ -113,7 +113,7 @@ def localise_study(settings: LocaliseSettings, progress: Progress | None = None)
 
 def left_out(sifted: Sifted, broken: Mapping[str, str]) -> list[tuple[str, int, list[str]]]:
     """Images that are not used: why, how many, and examples."""
-    lists = [("Left out, as asked", sifted.left_out), ("Set aside", sifted.aside)]
+    lists = [("Left out by --exclude", sifted.left_out), ("Set aside", sifted.aside)]
     texts = [
         (what, len(of), [f"{count}, such as {image}: {reason}" for reason, count, image in reasons(of)])
         for what, of in lists

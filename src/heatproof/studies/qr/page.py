@@ -50,7 +50,7 @@ def write_page(out: Path, seeds: Sequence[Results]) -> MarkdownReport:
         "RQ2: what does the depth of fine-tuning do?": depth_answer(settings.detailed[0], main),
         "RQ3: does a light penalty lower leakage without emptying the code?": leakage_answer(main["table-2"]),
         "RQ4: do explanations hold under distortion?": robustness_answer(main),
-        "Against the floors.": floor_text(main["table-2"]),
+        "Comparison with the controls.": floor_text(main["table-2"]),
     }
     book = MarkdownReport(out)
     book.write(
@@ -91,8 +91,8 @@ def agreement_answer(main: Tables) -> str:
             orders.append(f"{rho:+.2f} ({column}, {regime})")
     return (
         f"{' '.join(parts)} Large codes have large parts and lose more without them, so that even a random "
-        f"map may correlate. Across the {len(score)} methods and floors, rho of the mean StructureScore with "
-        f"the mean area: {', '.join(orders)}; agreement is positive for insertion and negative for deletion."
+        f"map may correlate. Across the {len(score)} methods and controls, rho of the mean StructureScore "
+        f"with the mean area: {', '.join(orders)}; positive agrees for insertion, negative for deletion."
     )
 
 
@@ -116,7 +116,7 @@ def depth_answer(method: str, main: Tables) -> str:
         f"{depth}: " + ", ".join(f"{c} {words[apart(rows[depth][c], start[c])]}" for c in ("FMR", "BL"))
         for depth in depths[1:]
     ]
-    only = "" if len(depths) > 2 else " Deeper ones were not asked for."
+    only = "" if len(depths) > 2 else " Deeper ones were not requested."
     return (
         f"{method}, from {' → '.join(depths)}: {'; '.join(paths)}. Against the head alone: "
         f"{'; '.join(moved)}.{only}"
@@ -332,7 +332,7 @@ def examples(results: Results, out: Path) -> str:
                 heat = own.upsample((picture.height, picture.width))[0]
                 leak = results.column(regime, method, "bl")[image]
                 answer = results.column(regime, "", "predicted")[image]
-                wrong = "" if answer == int(own.explained[0]) else " (says: no code)"
+                wrong = "" if answer == int(own.explained[0]) else " (predicted: no code)"
                 note = f"{regime}, {'empty map' if math.isnan(leak) else f'BL {leak:.2f}'}"
                 row.append(Tile(overlay(picture, heat), f"{method}{wrong}", note))
         rows.append(row)

@@ -290,7 +290,7 @@ class Probe:
         yield from ((unit, rows[unit.hash], {}) for unit in units)
 
     def causality(self) -> Iterator[UnitGroup]:
-        """Fall of the class's logit when a part is occluded."""
+        """Decrease of the class's logit when a part is occluded."""
         codes = self.codes(self.settings.causal)
         masks = {part: codes.masks[part] for part in PARTS}
 
