@@ -89,11 +89,11 @@ def test_an_entry_of_a_finding_that_is_not_there_has_no_label_and_no_truth(pictu
 @pytest.mark.parametrize(
     ("text", "options", "reason"),
     [
-        ("path,a,b\n0.png,-1,0\n", {"label_columns": ["a", "b"]}, "'a' holds 0 or 1, not '-1'; what is"),
+        ("path,a,b\n0.png,-1,0\n", {"label_columns": ["a", "b"]}, "'a' holds 0 or 1, not '-1'; uncertain labels"),
         ("path,a,b\n0.png,1,0\n", {"label_columns": ["a", "c"]}, "no column 'c'"),
         ("path,label\n0.png,a\n1.png,\n", {"multilabel": True}, "at least two labels, but there is a"),
         ("path,label\n0.png,a|b\n", {"multilabel": True, "class_names": ["a", "c"]}, "'b' is none of the 2"),
-        ("path,label,x0,y0,x1,y1\n0.png,,1,1,3,3\n", {"multilabel": True}, "a box in a row with no finding"),
+        ("path,label,x0,y0,x1,y1\n0.png,,1,1,3,3\n", {"multilabel": True}, "a box in a row with no label"),
         ("path,a,b,x0,y0,x1,y1\n0.png,1,1,1,1,3,3\n", {"label_columns": ["a", "b"]}, "with 2 labels; name"),
         ("path,a,b,label\n0.png,1,0,b\n", {"label_columns": ["a", "b"]}, "names 'b', but its column"),
     ],

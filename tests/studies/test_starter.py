@@ -60,7 +60,7 @@ def test_nothing_is_overwritten_and_mistakes_raise_a_clear_error(folder: Path) -
     (folder / "study.toml").write_text("mine")
     (folder / "empty").mkdir()
     for words, sentence in (
-        (["pictures"], "study.toml is there already"),
+        (["pictures"], "study.toml exists already"),
         (["empty", "-o", "new.toml"], "there is no image in empty"),
         (["pictures", "-o", "no/new.toml"], "there is no folder no"),
     ):
