@@ -88,7 +88,7 @@ def method_table(audit: Audit) -> str:
         auc = f"{score.auc:.2f} ({low:.2f} to {high:.2f})"
         rows.append((answer.method, WORDS[answer.follows], *votes, auc, f"{score.seen:.0%}"))
     columns = (
-        "method", "verdict", "above untrained", "above itself turned", "AUC of A against B", "tag is seen",
+        "method", "verdict", "above untrained", "above the rotated map", "AUC of A against B", "tag is seen",
     )  # fmt: skip
     title = "The verdict on the healthy network, and which methods tell the cheating twin from it"
     return Table("methods", title, tuple(map(Column, columns)), tuple(rows), marked=False).markdown()

@@ -56,7 +56,7 @@ def clear_failure(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if is_full(error):
-            why = "the disk is full; free some space and start again, what was written is kept"
+            why = "the disk is full; free some space and start again"
             with suppress(OSError):
                 folder = next(parent for parent in path.absolute().parents if parent.is_dir())
                 why += f" ({shutil.disk_usage(folder).free / 1e6:,.1f} MB are free in {folder})"

@@ -77,8 +77,8 @@ def overlay(picture: Image.Image, heat: Any, cmap: str = "inferno", alpha: float
     heat = _array(heat)
     if heat.shape != (picture.height, picture.width):
         raise InputError(
-            f"the map is {' x '.join(map(str, heat.shape))} but the picture is "
-            f"{picture.height} x {picture.width}; upsample the map to the picture first"
+            f"the map is {' x '.join(map(str, heat.shape))} but the image is "
+            f"{picture.height} x {picture.width}; upsample the map to the image first"
         )
     grey = picture.convert("L").convert("RGB")
     return Image.blend(grey, Image.fromarray(colours(heat, cmap)), alpha)
@@ -162,7 +162,7 @@ def as_pictures(
     if not isinstance(images, Sequence):
         return [Image.fromarray(array) for array in pixels(images, preprocess)]
     if not all(isinstance(image, Image.Image) for image in images):
-        raise InputError("images are a tensor 'b c H W' or Pillow pictures; open files with hp.open_image")
+        raise InputError("images are a tensor 'b c H W' or Pillow images; open files with hp.open_image")
     return [preprocess.crop(image) if preprocess else image for image in images]
 
 

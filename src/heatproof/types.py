@@ -295,7 +295,7 @@ class Maps:
                 raise InputError(f"there are {len(self)} maps but {len(opened)} images; give those explained")
             if opened[0].size != self.image_size[::-1]:
                 raise InputError(
-                    f"the picture is {opened[0].height} x {opened[0].width} but the model saw "
+                    f"the image is {opened[0].height} x {opened[0].width} but the model saw "
                     f"{self.image_size[0]} x {self.image_size[1]}; give overlay the model's preprocess too"
                 )
         return Strip([overlay(*pair, cmap, alpha) for pair in zip(opened, heat, strict=True)], self.ids)

@@ -287,7 +287,7 @@ def test_the_shell_completes_commands() -> None:
 
 def test_help_shows_every_command_in_its_section_and_cuts_no_line() -> None:
     text = CliRunner().invoke(main, ["--help"], terminal_width=100).output
-    order = [line.split()[0] for line in text.partition("Look around:")[2].splitlines() if line[:2] == "  "]
+    order = [line.split()[0] for line in text.partition("Start:")[2].splitlines() if line[:2] == "  "]
     assert (
         order[:5] == ["demo", "explain", "list", "audit", "init"]
         and "..." not in text.partition("Options:")[2]

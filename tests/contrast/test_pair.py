@@ -158,9 +158,9 @@ def frozen(module: nn.Module) -> nn.Module:
     [
         (lambda m, x, y: (m, x[:30], y[:30]), "at least 20 of each"),
         (lambda m, x, y: (m, x, y * 0 + 1), "at least two"),
-        (lambda m, x, y: (m, x, y * 0), "no picture is of class 1"),
+        (lambda m, x, y: (m, x, y * 0), "no image is of class 1"),
         (lambda m, x, y: (m, x, y + 1), "classes 0 to 1"),
-        (lambda m, x, y: (m, x, y.float()), "one class number per picture"),
+        (lambda m, x, y: (m, x, y.float()), "one class number per image"),
         (lambda m, x, y: (m, x, y[:-1]), "they must match"),
         (lambda m, x, y: (m, x * torch.nan, y), "NaN"),
         (lambda m, x, y: (m.module[:6], x, y), "the contrast test needs a network that names one class"),
@@ -189,8 +189,8 @@ def test_options_that_cannot_be(tmp_path: Path) -> None:
         ({"strength": 0}, "strength is the share"),
         ({"strength": 1.2}, "strength is the share"),
         ({"token": Token("tag", 0.05)}, "too small"),
-        ({"token": str(wide)}, "wide is larger than the picture: 8x50 pixels on pictures of 32x32"),
-        ({"positive": 7}, "no picture is of class 7"),
+        ({"token": str(wide)}, "wide is larger than the image: 8x50 pixels on images of 32x32"),
+        ({"positive": 7}, "no image is of class 7"),
     ):
         with pytest.raises(InputError, match=sentence):
             make_pair(model, images, labels, **options, out=tmp_path / "out")

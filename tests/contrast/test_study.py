@@ -71,7 +71,7 @@ def test_the_command_writes_a_page_and_numbers_and_reads_only_the_rest(place: Pa
     assert {row["method"] for row in rows} == {"gradcam", "random", "edges", "centre", "token removed"}
     page = Path("out/page.html").read_text()
     assert page.count("data:image/png;base64,") == 4 and "gradcam shows the tag once it is in" in page
-    assert "How strong the habit must be" in page and "<svg" in page
+    assert "Scores by strength of the shortcut" in page and "<svg" in page
     assert not re.search(r'(?:src|href)="(?!data:|#)', page)  # it loads nothing
     again = contrast("--strength", "1,0.5", "--out", "out")
     assert again.exit_code == 0 and "epoch" not in again.output

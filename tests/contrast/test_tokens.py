@@ -67,13 +67,13 @@ def test_a_picture_of_ones_own_with_its_alpha(tmp_path: Path) -> None:
 def test_what_cannot_be_a_token_raises_a_clear_error(tmp_path: Path) -> None:
     Image.new("RGBA", (50, 20), (9, 9, 9, 255)).save(tmp_path / "wide.png")
     Image.new("RGBA", (8, 8)).save(tmp_path / "clear.png")
-    (tmp_path / "text.png").write_text("no picture")
+    (tmp_path / "text.png").write_text("no image")
     for token, sentence in (
         (lambda: Token("tga"), "did you mean 'tag'"),
         (lambda: Token("tag", 1.5), "does not fit"),
         (lambda: Token("tag", 0.0), "above 0"),
         (lambda: Token("tag", 0.02).plant(noise(), IDS), "too small"),
-        (lambda: Token(str(tmp_path / "wide.png")).plant(noise(), IDS), "larger than the picture"),
+        (lambda: Token(str(tmp_path / "wide.png")).plant(noise(), IDS), "larger than the image"),
         (lambda: Token(str(tmp_path / "clear.png")).plant(noise(), IDS), "transparent everywhere"),
         (lambda: Token(str(tmp_path / "text.png")).plant(noise(), IDS), "cannot read the token"),
     ):

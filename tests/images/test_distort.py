@@ -200,7 +200,7 @@ def test_what_cannot_be_distorted_raises_a_clear_error(codes: QRSet) -> None:
         ((pictures / 255, "blur", 0.5), "8-bit 'n H W 3'; got float64"),
         ((pictures[0], "blur", 0.5), "8-bit 'n H W 3'"),
         ((pictures, "blur", 0.5, 0, {"finder": codes.masks["finder"][:2]}), "masks of 'finder' must have"),
-        ((pictures, "blur", 0.5, 0, None, [1]), "6 pictures need as many indices; got 1"),
+        ((pictures, "blur", 0.5, 0, None, [1]), "6 images need as many indices; got 1"),
     ):
         with pytest.raises(HeatproofError, match=message):
             distort(*arguments)

@@ -116,7 +116,7 @@ def test_findings_of_pictures_in_memory() -> None:
     named = {"boxes": boxes, "box_labels": [["scar", "mass"], [], ["nodule"]]}
     source = open_source("memory", images, labels=table, class_names=NAMES, **named)
     assert [s.box_findings for s in source.samples] == [((2,), (0,)), (), ((1,),)]
-    with pytest.raises(InputError, match="picture 0 has boxes and 2 findings; give box_labels too"):
+    with pytest.raises(InputError, match="image 0 has boxes and 2 findings; give box_labels too"):
         open_source("memory", images, labels=table, boxes=boxes)
     with pytest.raises(InputError, match="a table of 0 and 1"):
         open_source("memory", images, labels=table * 2)

@@ -24,7 +24,7 @@ def test_folders_with_and_without_classes(tmp_path: Path) -> None:
     guess = guess_source(tmp_path / "a")
     assert (guess.kind, guess.path, guess.seen) == ("folder", tmp_path / "a", "a folder for each class")
     assert open_source(guess.kind, guess.path).classes == ("cat", "dog")
-    assert guess_source(tmp_path / "b").seen == "pictures without class folders"
+    assert guess_source(tmp_path / "b").seen == "images without class folders"
 
 
 def test_of_folders_for_training_and_testing_those_for_testing(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_columns_of_nought_and_one_and_cells_of_several_names_are_findings(tmp_p
     ("name", "expected"),
     [
         ("nothing", "there is no folder or file"),
-        ("empty", "there is no picture in"),
+        ("empty", "there is no image in"),
         ("a.txt", "is one file"),
     ],
 )

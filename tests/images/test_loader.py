@@ -67,7 +67,7 @@ def test_indices_choose_and_order(folder: Path) -> None:
         (source.sample(20).id,),
     ]
     assert list(batches(source, STEPS, 2, indices=[])) == []
-    with pytest.raises(InputError, match="there is no picture 23; the source has 23, counted from 0"):
+    with pytest.raises(InputError, match="there is no image 23; the source has 23, counted from 0"):
         batches(source, STEPS, 2, indices=[0, 23])
     with pytest.raises(InputError, match="a batch holds at least 1 image"):
         batches(source, STEPS, 0)

@@ -206,7 +206,7 @@ def test_what_cannot_be_made_raises_a_clear_error(tmp_path: Path) -> None:
         (lambda: qr.make_qr(-1, 1), "0 or more"),
         (lambda: qr.make_qr(1, 1, -5), "1 to 8192 pixels"),
         (lambda: qr.make_qr(1, 1, seed=-1), "from 0 on"),
-        (lambda: qr.make_qr(1, 1, photos=tmp_path), "no picture in"),
+        (lambda: qr.make_qr(1, 1, photos=tmp_path), "no image in"),
         (lambda: qr.make_qr(1, 1, photos=tmp_path / "nowhere"), "there is no folder"),
         (lambda: qr.make_qr(1, 1, photos=[np.zeros((4, 4))]), "photo 0 is float64"),
         (

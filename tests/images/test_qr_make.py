@@ -85,11 +85,11 @@ def test_what_cannot_be_made_raises_a_clear_error_before_anything_is_written(tmp
         (("--symbol", "kr"), "unknown symbol"),
         (("--distortion", "rotate"), "unknown distortion 'rotate'; did you mean 'rotation'"),
         (("--distortion", "blur", "--severity", "2"), "from 0 .none. to 1; got 2"),
-        (("--severity", "0.5"), "name one with --distortion"),
+        (("--severity", "0.5"), "name it with --distortion"),
         (("--versions", "six"), "cannot read the versions 'six'"),
         (("--versions", "50"), "there is no version 50"),
         (("--versions", "20"), "version 20 of the QR code does not fit into 64x64 pixels"),
-        (("--positives", "0", "--negatives", "0"), "nothing to make"),
+        (("--positives", "0", "--negatives", "0"), "nothing to generate"),
         (("--photos", str(tmp_path / "none")), "there is no folder"),
     ):
         with pytest.raises(HeatproofError, match=message):

@@ -40,7 +40,7 @@ def ids(source: Source) -> list[str]:
 def zoo(tmp_path: Path) -> Path:
     for name in ("dog/b.png", "dog/deep/a.jpg", "cat/1.bmp", "ant/x.webp"):
         picture(tmp_path / "zoo" / name)
-    (tmp_path / "zoo" / "cat" / "notes.txt").write_text("not a picture")
+    (tmp_path / "zoo" / "cat" / "notes.txt").write_text("not an image")
     (tmp_path / "zoo" / ".cache").mkdir()
     picture(tmp_path / "zoo" / ".cache" / "hidden.png")
     return tmp_path / "zoo"
@@ -86,10 +86,10 @@ def test_folders_that_cannot_be_used_are_refused(zoo: Path, tmp_path: Path) -> N
     with pytest.raises(InputError, match="there is no folder"):
         open_source("folder", tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="there is no picture in"):
+    with pytest.raises(InputError, match="there is no image in"):
         open_source("folder", tmp_path / "empty")
     picture(zoo / "stray.png")
-    with pytest.raises(InputError, match=r"also pictures outside them, such as stray\.png"):
+    with pytest.raises(InputError, match=r"also images outside them, such as stray\.png"):
         open_source("folder", zoo)
     with pytest.raises(InputError, match="a folder source has no option 'clases'; did you mean 'classes'"):
         open_source("folder", zoo, clases=["dog"])
@@ -153,7 +153,7 @@ def test_pascal_boxes_count_from_one(tmp_path: Path) -> None:
         ("path,label\na,0\nb,1\nc,-1\n", "the label '-1' is negative, but class numbers start at 0"),
         ("path,label\na,2.0\nb,-1.0\n", "the label '-1.0' is negative"),
         ("path,label\na,2\nb,cat\nc,3\n", "some labels are numbers, but 'cat' is none"),
-        ("path,label\na,cat|dog\nb,dog\n", "'cat|dog' seems to name several classes, but a picture has one"),
+        ("path,label\na,cat|dog\nb,dog\n", "'cat|dog' seems to name several classes, but an image has one"),
         ("path,label\na,cat;dog\nb,dog\n", "'cat;dog' seems to name several classes"),
         ("path,x0,y0,x1\na,1,2,3\n", "a box needs x0, y0, x1, y1"),
         ("path,x0,y0,x1,y1\na,1,2,3,\n", r"line 2: a box is four numbers; got 1, 2, 3,"),
@@ -162,7 +162,7 @@ def test_pascal_boxes_count_from_one(tmp_path: Path) -> None:
         ("path,width,height\na,10,?\n", "line 2: width and height are whole numbers"),
         ("path\na,b\n", "line 2: more cells than columns"),
         ("path,mask_p\na,1.png\na,2.png\n", "two masks of 'p'"),
-        ("path\n", "lists no picture"),
+        ("path\n", "lists no image"),
         ("path,label\n,b\n", "line 2: the column 'path' is empty"),
     ],
 )
@@ -222,9 +222,7 @@ def test_a_box_file_with_several_classes_needs_a_class_folder(tmp_path: Path) ->
     objects = OBJECT.format(0, 0, 9, 9, wnid="a") + OBJECT.format(1, 1, 8, 8, wnid="b")
     (tmp_path / "v.xml").write_text(XML.format(name="v", objects=objects))
     picture(tmp_path / "v.JPEG")
-    with pytest.raises(
-        InputError, match=r"v\.xml: a picture has one class, but its objects have these: a, b"
-    ):
+    with pytest.raises(InputError, match=r"v\.xml: an image has one class, but its objects have these: a, b"):
         open_source("imagenet", tmp_path)
     (tmp_path / "v.JPEG").unlink()
     picture(tmp_path / "b" / "v.JPEG")
@@ -304,7 +302,7 @@ def test_shallow_arrays_are_scaled_alike(tmp_path: Path) -> None:
         assert [np.asarray(source.open(i)).tolist() for i in (0, 1)] == [[[0, 255]], [[0, 6]]]
     stated = open_source("memory", images, bits=16)
     assert [np.asarray(stated.open(i)).tolist() for i in (0, 1)] == [[[0, 16]], [[0, 0]]]
-    with pytest.raises(InputError, match="picture 0: its values run from 0 to 4095; 10 bits hold 0 to 1023"):
+    with pytest.raises(InputError, match="image 0: its values run from 0 to 4095; 10 bits hold 0 to 1023"):
         open_source("npz", tmp_path / "deep.npz", bits=10)
 
 
@@ -327,14 +325,14 @@ def test_pictures_in_memory_come_back_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("images", "options", "reason"),
     [
-        (np.zeros((2, 4, 4, 5), np.uint8), {}, "picture 0 must be"),
-        (np.zeros((2, 4, 4)) - 1, {}, "picture 0: its values run from -1 to -1"),
+        (np.zeros((2, 4, 4, 5), np.uint8), {}, "image 0 must be"),
+        (np.zeros((2, 4, 4)) - 1, {}, "image 0: its values run from -1 to -1"),
         (np.full((2, 4, 4), np.nan), {}, "its values run from nan"),
         (np.zeros((2, 4, 4), np.int64), {}, "int64 values"),
-        (np.zeros((2, 4, 4), np.uint8), {"labels": [0]}, "labels has 1 entries, but there are 2 pictures"),
+        (np.zeros((2, 4, 4), np.uint8), {"labels": [0]}, "labels has 1 entries, but there are 2 images"),
         (np.zeros((2, 4, 4), np.uint8), {"labels": [0, -1]}, "the label -1; class numbers start at 0"),
         (np.zeros((2, 4, 4), np.uint8), {"labels": [0, 2], "class_names": ["a", "b"]}, "only 2 class names"),
-        (np.zeros((0, 4, 4), np.uint8), {}, "no picture in memory"),
+        (np.zeros((0, 4, 4), np.uint8), {}, "no image in memory"),
     ],
 )
 def test_bad_pictures_in_memory_are_refused(images: Any, options: dict[str, Any], reason: str) -> None:
@@ -512,7 +510,7 @@ def test_single_object_and_box_share_filter() -> None:
     share = open_source("memory", images, boxes=boxes, box_share=(0.1, 0.8))
     assert ids(share) == ["000002", "000003"]
     with pytest.raises(
-        InputError, match=r"no picture is left: 5 in the source, 0 whose boxes cover 0\.5 to 0\.6"
+        InputError, match=r"no image is left: 5 in the source, 0 whose boxes cover 0\.5 to 0\.6"
     ):
         open_source("memory", images, boxes=boxes, box_share=(0.5, 0.6))
     with pytest.raises(InputError, match="box_share is a low and a high share"):

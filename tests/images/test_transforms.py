@@ -165,9 +165,9 @@ def test_draws_follow_from_seed_and_id_alone() -> None:
 
 
 def test_what_cannot_be_transformed_raises_a_clear_error() -> None:
-    with pytest.raises(HeatproofError, match="8-bit pictures"):
+    with pytest.raises(HeatproofError, match="8-bit images"):
         TRANSFORMS["rotate"].apply(torch.rand(1, 3, 8, 8), torch.zeros(1))
-    with pytest.raises(HeatproofError, match="one magnitude per picture"):
+    with pytest.raises(HeatproofError, match="one magnitude per image"):
         TRANSFORMS["rotate"].apply(pictures(), torch.zeros(3))
     with pytest.raises(HeatproofError, match="unknown transform 'shear'"):
         draw(0, ["a"], names=["shear"])

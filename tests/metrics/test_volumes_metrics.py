@@ -135,7 +135,7 @@ def test_masks_and_maps_of_volumes_must_fit() -> None:
     given = Given(True)
     with pytest.raises(InputError, match=r"masks must be one mask 'D H W' or one per map, 'b D H W'"):
         hp.metrics.localise(given.maps, masks=given.mask[0, 0])
-    with pytest.raises(InputError, match="boxes are for pictures; give masks"):
+    with pytest.raises(InputError, match="boxes are for images; give masks"):
         hp.metrics.localise(given.maps, boxes=[[(0, 0, 3, 3)]] * COUNT)
 
 

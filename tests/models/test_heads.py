@@ -316,7 +316,7 @@ def test_explain_takes_picture_files_and_pillow_pictures(tmp_path: Path) -> None
             torch.testing.assert_close(row, expected[0])
     with pytest.raises(HeatproofError, match="no such image"):
         hp.explain(model, str(tmp_path / "dog.png"))
-    with pytest.raises(HeatproofError, match="takes 4 channels, pictures have 1 or 3"):
+    with pytest.raises(HeatproofError, match="takes 4 channels, images have 1 or 3"):
         hp.explain(small_cnn(channels=4).eval(), path)
 
 

@@ -144,7 +144,7 @@ def test_pictures_of_classes_the_model_does_not_have_are_refused(tmp_path: Path)
     for names, classes, words in (
         (("tench", "goldfish"), 2, other),
         (imagenet_classes(), 1000, "not the 1000 of"),
-        (None, 5, "pictures' 2 classes .* are not the 5 of"),
+        (None, 5, "images' 2 classes .* are not the 5 of"),
     ):
         opened = study(tmp_path / str(classes) / str(names is None), names, classes)
         with pytest.raises(InputError, match=words) as caught:
@@ -247,7 +247,7 @@ def test_explain_says_the_head_and_refuses_four_channels(tmp_path: Path) -> None
     assert result.exit_code == 0, result.output
     assert "the network's output: logits, made probabilities by a softmax" in result.output
     refused = CliRunner().invoke(main, ["explain", f"{tmp_path}/four.py:four", picture, *out])
-    assert "takes 4 channels, pictures have 1 or 3" in refused.output + str(refused.exception)
+    assert "takes 4 channels, images have 1 or 3" in refused.output + str(refused.exception)
 
 
 def test_the_pickle_error_names_the_option(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def test_a_step_that_takes_too_long_makes_the_subset_smaller(net: nn.Module, cap
     first, second = measured(monitor, net, 1), measured(monitor, net, 2)
     assert first.n == N and second.n < N
     assert torch.bincount(monitor.images.labels).min() == 2  # a pair of each class is the least
-    assert "the next ones look at" in caplog.text
+    assert "the next steps use" in caplog.text
     measured(monitor, net, 3)
     assert "fewest possible" in caplog.text
 
@@ -180,7 +180,7 @@ def test_sources_and_batches_bring_their_own_labels(net: nn.Module, tmp_path: Pa
     [
         (pictures(), torch.zeros(N, dtype=torch.long), {}, "all 22 images have label 0"),
         (pictures(), LABELS[:-1], {}, "22 images but 21 labels"),
-        (pictures(), LABELS.float(), {}, "one class number per picture"),
+        (pictures(), LABELS.float(), {}, "one class number per image"),
         (pictures(), LABELS - 1, {}, "class numbers start at 0"),
         (pictures(), None, {}, "needs labels"),
         (pictures(), LABELS, {"class_names": ["only"]}, "only 1 class names"),
@@ -459,7 +459,7 @@ def test_a_buffer_that_forward_adds_is_reported(caplog: Any) -> None:
     monitor, net = watch(), Caching()
     for epoch in (1, 2):
         measured(monitor, net, epoch)
-    assert caplog.text.count("forward adds the buffer cache, which the monitor cannot take back") == 1
+    assert caplog.text.count("forward adds the buffer cache, which the monitor cannot remove") == 1
 
 
 def test_epochs_that_repeat_or_go_back_are_reported_once(net: nn.Module, caplog: Any) -> None:

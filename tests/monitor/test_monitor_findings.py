@@ -114,7 +114,7 @@ def test_labels_and_heads_that_do_not_agree_raise_a_clear_error(network: nn.Modu
     with pytest.raises(InputError, match="give labels as a table of 0 and 1"):
         monitor.check(load_model(network, head="multilabel"))
     several = Monitor(images, truth, ["gradcam"])
-    with pytest.raises(InputError, match="labels are a table of several findings, but the model's head"):
+    with pytest.raises(InputError, match="labels are multi-label, but the model's head"):
         several.check(load_model(network, head="softmax"))
     with pytest.raises(InputError, match="a table of 0 and 1"):
         Monitor(images, truth.long() * 2, ["gradcam"])

@@ -100,7 +100,7 @@ def test_pictures_are_read_as_the_network_wants_them(mlflow: Any, tmp_path: Path
     alone = hp.monitor.Monitor(images, torch.arange(8) % 2, ["gradcam"])
     report = alone.step(mlflow.pytorch.load_model("models:/net/1"), 1)
     assert result.metrics["heatproof/auc"] == pytest.approx(report.auc)
-    with pytest.raises(InputError, match="one column of picture files"):
+    with pytest.raises(InputError, match="one column of image files"):
         evaluated(mlflow, data()[0].flatten(1).numpy(), data()[1].numpy(), {"methods": ["gradcam"]})
 
 

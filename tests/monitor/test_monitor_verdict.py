@@ -55,7 +55,7 @@ def test_without_the_test_that_votes_the_verdict_says_so(trained: nn.Module, tmp
     assert result["headline"] == UNDECIDED and result["checkpoint"] == "epoch-001"
     (gradcam,) = result["methods"]
     assert gradcam["follows"] == "undecided"
-    assert gradcam["note"] == f"the monitor was not told to measure {VOTER}: Monitor(metrics=['{VOTER}'])"
+    assert f"Monitor(metrics=['{VOTER}'])" in gradcam["note"]
 
 
 def test_with_it_every_reader_gets_the_same_verdict(trained: nn.Module, tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_with_it_every_reader_gets_the_same_verdict(trained: nn.Module, tmp_path
 
 def test_what_a_monitor_cannot_measure_is_refused(tmp_path: Path) -> None:
     for metrics, why in (
-        (["pointing"], "without boxes or masks; pointing is no such"),
+        (["pointing"], "no boxes or masks, which pointing needs"),
         (["grid_pointing"], "grid_pointing is no such"),
         (["cose"], "cose is no such"),
     ):

@@ -367,7 +367,7 @@ def test_a_picture_of_absurd_size_is_not_shown(run: Path) -> None:
         picture.write_bytes(png(60_000, 60_000))
     reseal(run)
     result = heatproof("report", run)
-    assert result.exit_code == 2 and "sane size" in " ".join(result.output.split())
+    assert result.exit_code == 2 and "size is implausible" in " ".join(result.output.split())
 
 
 def png(width: int, height: int) -> bytes:
@@ -444,7 +444,7 @@ def test_a_name_is_shown_whole(named: Path) -> None:
 
 def test_broken_pictures_and_reasons_are_shown(tmp_path: Path) -> None:
     study = make_study(tmp_path, 4, ["gradcam"], [], "epochs/epoch01.pt")
-    (tmp_path / "pictures" / "cat" / "a\x1b[2J\u202e.png").write_text("no picture")
+    (tmp_path / "pictures" / "cat" / "a\x1b[2J\u202e.png").write_text("no image")
     result = heatproof("run", study, "--out", tmp_path / "out")
     assert result.exit_code == 1 and r"a\x1b[2J\u202e.png" in result.output and not sent(result.output)
 

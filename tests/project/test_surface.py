@@ -29,7 +29,7 @@ from heatproof.errors import InputError, StoreError, UnknownNameError
 from heatproof.images import Preprocess
 from heatproof.store import RunFolder
 from heatproof.store.ledger import read_record
-from heatproof.verdict.answers import MethodAnswer, NetworkAnswer, Verdict
+from heatproof.verdict.answers import HEADLINES, MethodAnswer, NetworkAnswer, Verdict
 from tiny_study import METHODS, make_study
 
 ROOT = Path(__file__).parents[2]
@@ -381,7 +381,7 @@ def test_c_scores_show_a_table() -> None:
 def test_verdicts_and_runs_show_what_they_say(run: hp.Run) -> None:
     answer = MethodAnswer(EVIL, "yes", note=EVIL)
     texts = html_of(Verdict("epoch01", (answer,), NetworkAnswer("undecided"))).texts
-    assert texts[:2] == ["Maps follow the network", f"{EVIL} follows the network."]
+    assert texts[:2] == [HEADLINES["yes", "undecided"], f"{EVIL} follows the network."]
     assert texts[-3:] == [EVIL, "follows", EVIL]
     page = html_of(run)
     assert {*METHODS, "insertion(steps=4)", "mean (n) at epoch02"} <= set(page.texts)

@@ -127,9 +127,9 @@ def test_sides_are_checkpoints_and_methods_too(runs: Path) -> None:
     result = compare_runs([f"{a}@gradcam", f"{a}@layercam"])
     assert {d.methods for d in result.differences if d.methods[0]} == {("gradcam", "layercam")}
     assert result.moved and result.moved[0].methods[0][:2] == ("gradcam", "layercam")
-    assert result.sides[0].headline == "Not decided yet whether its maps follow the network"
+    assert result.sides[0].headline == "Undecided whether its maps follow the network"
     floor = compare_runs([f"{a}@gradcam", f"{a}@random"]).sides[1]
-    assert floor.headline == "A floor, which never looks at the network"
+    assert floor.headline == "A control, which does not use the network"
     with pytest.raises(InputError, match="no checkpoint or method 'gradcm'; did you mean 'gradcam'"):
         compare_runs([a, f"{a}@gradcm"])
     with pytest.raises(InputError, match="at least two runs"):
@@ -150,7 +150,7 @@ def test_the_page_is_one_file_that_loads_nothing(runs: Path, tmp_path: Path) -> 
 def test_on_the_command_line(runs: Path, tmp_path: Path) -> None:
     result = heatproof("compare", str(runs / "a"), str(runs / "b"), "--out", str(tmp_path / "c.html"))
     assert result.exit_code == 0 and (tmp_path / "c.html").exists(), result.output
-    assert "worse" in result.output and "maps moved most: 017.png" in result.output
+    assert "worse" in result.output and "largest change of maps: 017.png" in result.output
     result = heatproof("compare", str(runs / "a"), str(runs / "b"), "--json")
     content = json.loads(result.output)
     assert [side["name"] for side in content["sides"]] == ["a", "b"]

@@ -34,7 +34,7 @@ def test_pictures_are_spread_over_the_scores_with_two_wrong_answers(data: RunDat
     column = data.images.scores["insertion", "layercam"]
     pictures = data.folder.pictures()
     usable = [i for i, name in enumerate(data.images.ids) if data.images.right[i] and pictures.path(name)]
-    assert len(usable) == 47, "one picture was not kept"
+    assert len(usable) == 47, "one image was not kept"
     ranked = sorted(usable, key=lambda i: -column[i])
     assert places[0] == ranked[0] and places[3] == ranked[-1]
     ranks = [ranked.index(i) for i in places[:4]]
@@ -43,8 +43,8 @@ def test_pictures_are_spread_over_the_scores_with_two_wrong_answers(data: RunDat
 
 def test_each_picture_stands_beside_its_map_and_answer(data: RunData) -> None:
     front = front_images(data, judge(data), linked=True)
-    assert front is not None and front.method == "gradcam" and front.title == "Six pictures that show it"
-    assert "the 2 wrong answers that the network is surest of; 60 pictures in all" in front.how_chosen
+    assert front is not None and front.method == "gradcam" and front.title == "Six examples"
+    assert "the most confident 2 wrong predictions; 60 images in all" in front.how_chosen
     for image in front.images:
         place = data.images.ids.index(image.record["id"])
         assert image.score == pytest.approx(data.images.scores["insertion", "gradcam"][place])
@@ -75,7 +75,7 @@ def steps_of(judged: Verdict) -> list[str]:
 
 def test_steps_follow_from_what_was_decided() -> None:
     mixed = steps_of(verdict(MethodAnswer("a", "yes"), MethodAnswer("b", "no")))
-    assert mixed[0].startswith("If you show maps of this network, take a:") and "Leave out b." in mixed[0]
+    assert "Show maps of a:" in mixed[0] and "Do not show maps of b." in mixed[0]
     assert any('gate RUN --rule "follows a"' in step for step in mixed)
     neither = steps_of(verdict(MethodAnswer("a", "no"), MethodAnswer("b", "no")))
     assert neither[0] == NO_METHOD and not any("gate RUN" in step for step in neither)
@@ -85,7 +85,7 @@ def test_what_is_undecided_becomes_a_step_for_each_reason() -> None:
     open_ones = [MethodAnswer(m, "undecided", note=note) for m, note in zip("abc", "xxy", strict=True)]
     steps = steps_of(verdict(*open_ones, notes=("the run is not complete",)))
     assert steps[0].endswith("the run is not complete.")
-    assert steps[1:3] == ["Decide about a and b: x.", "Decide about c: y."]
+    assert steps[1:3] == ["To decide about a and b: x.", "To decide about c: y."]
     assert "Not asked." in steps
 
 
@@ -97,10 +97,10 @@ def test_a_network_that_looks_elsewhere_and_an_alarm_are_steps() -> None:
     ]
     steps = steps_of(verdict(MethodAnswer("a", "yes"), network=network, alarms=tuple(alarms)))
     assert any("uses for cat" in step and "verdict RUN --album" in step for step in steps)
-    assert "Look into the training, collapse at epoch02: At epoch02." in steps
+    assert "Check the training (collapse at epoch02): At epoch02." in steps
     assert not any("epoch01" in step for step in steps)
     earlier = steps_of(verdict(MethodAnswer("a", "yes"), alarms=tuple(alarms[:1])))
-    assert any("this one does not: keep it" in step for step in earlier)
+    assert any("Keep this checkpoint" in step for step in earlier)
 
 
 def test_both_questions_have_a_short_answer(data: RunData) -> None:
@@ -108,7 +108,7 @@ def test_both_questions_have_a_short_answer(data: RunData) -> None:
         return read_report(data, judged, Section("pictures", "Pictures", missing="none"))
 
     front = page(verdict(MethodAnswer("a", "yes"), MethodAnswer("b", "no")))
-    assert (front.followed, front.looked) == ("Yes: 1 of 2 methods do", "Not asked")
+    assert (front.followed, front.looked) == ("Yes: 1 of 2 methods", "Not tested")
     there = Test("pointing", "peak", "yes", 0.4, 0.3, 0.5, 40)
     other = page(verdict(MethodAnswer("a", "undecided"), network=NetworkAnswer("yes", "yes", test=there)))
-    assert (other.followed, other.looked) == ("Not decided yet, for 1 method", "Yes, n = 40")
+    assert (other.followed, other.looked) == ("Undecided for 1 method", "Yes (n = 40)")

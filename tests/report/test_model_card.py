@@ -58,7 +58,7 @@ def test_the_hub_reads_the_results(data: RunData, verdict: Verdict) -> None:
     assert {entry.task_type for entry in card.data.eval_results} == {"image-classification"}
     again = hub.ModelCard(str(card))  # as the hub writes it
     assert len(again.data.eval_results) == len(card.data.eval_results)
-    assert "Do its saliency maps deserve trust?" in card.text
+    assert "Can the saliency maps of this model be trusted?" in card.text
 
 
 def test_names_cannot_break_out_of_the_card(data: RunData, verdict: Verdict) -> None:

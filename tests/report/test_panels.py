@@ -99,18 +99,16 @@ def test_small_pictures_grow_in_whole_steps() -> None:
 def test_a_wrong_answer_stands_beside_the_class_that_is_explained() -> None:
     named = ["normal", "pneumonia"].__getitem__
     assert panels.explains(1, 1, 1, named) == "explains: pneumonia (true label and prediction)"
-    assert panels.explains(1, 1, 0, named) == "explains: pneumonia (true label); the network says: normal"
-    assert panels.explains(0, 1, 0, named) == "explains: normal (prediction); the true label is: pneumonia"
-    assert (
-        panels.explains(1, None, 0, named) == "explains: pneumonia (a chosen class); the network says: normal"
-    )
+    assert panels.explains(1, 1, 0, named) == "explains: pneumonia (true label); predicted: normal"
+    assert panels.explains(0, 1, 0, named) == "explains: normal (prediction); true label: pneumonia"
+    assert panels.explains(1, None, 0, named) == "explains: pneumonia (a chosen class); predicted: normal"
 
 
 def test_a_case_study_says_which_class_it_explains() -> None:
     scored = LocaliseResults("last", (), ("normal", "pneumonia"), 0.2, ("insertion", "deletion"),
                              {"a.png": 1}, {"a.png": 1}, {"a.png": 0}, {("a.png", 0): 0.93})  # fmt: skip
     heading = Studio(scored, *[None] * 4)._heading("a.png")  # type: ignore[arg-type]
-    assert heading == "a.png: explains: pneumonia (true label); the network says: normal; 93% sure"
+    assert heading == "a.png: explains: pneumonia (true label); predicted: normal; 93% sure"
 
 
 def test_a_blank_map_marks_no_pixel_of_a_case_study() -> None:
@@ -122,7 +120,7 @@ def test_a_blank_map_marks_no_pixel_of_a_case_study() -> None:
 
 def test_a_long_heading_is_not_cut() -> None:
     tile = Tile(Image.new("RGB", (224, 224)), "map")
-    words = "explains: pneumonia (true label); the network says: normal; faithful but off the object"
+    words = "explains: pneumonia (true label); predicted: normal; faithful but off the object"
     long, short = (panel([tile], heading=text) for text in (words, "short"))
     lines = panels._wrapped(words, 224)
     assert " ".join(lines) == words and len(lines) > 2
@@ -130,7 +128,7 @@ def test_a_long_heading_is_not_cut() -> None:
 
 
 def test_text_stays_in_its_place() -> None:
-    long = "a method with so many options that its name is wider than the picture it stands above"
+    long = "a method with so many options that its name is wider than the image it stands above"
     made = np.asarray(panel([Tile(Image.new("RGB", (224, 224)), long, long)]))
     assert made.shape[1] == 224 + 2 * panels.GAP
     assert (made[:, -panels.GAP :] == 255).all()  # nothing is written into the margin

@@ -69,7 +69,7 @@ def check_paper(path: Path, data: RunData, page: ReportPage) -> None:
     assert data.manifest.config_hash in text and "hash abc" in text and data.manifest.started in text
     for section in page.included:
         assert section.title in text, section.title
-    for heading in ("Six pictures that show it", "What to do next", "How the verdict is reached"):
+    for heading in ("Six examples", "What to do next", "How the verdict is computed"):
         assert heading in text
     assert all(re.search(rf"{group}, n = [12]", text) for group in ("Best", "Worst", "Most disputed"))
     assert "Petsiuk et al. (2018)" in text and "Lower is better" in text
@@ -156,7 +156,7 @@ def test_a_run_that_kept_nothing_goes_on_paper_too(tmp_path: Path) -> None:
     bare = read_run(make_run(tmp_path / "run", images=4, methods=["random"], metrics=(), maps=False))
     write_pdf(bare, judge(bare), tmp_path / "a.pdf", chromium=None)
     text = text_of(tmp_path / "a.pdf")
-    assert "Not in this report" in text and "the run kept no pictures" in text
+    assert "Not in this report" in text and "the run stored no images" in text
 
 
 def typst_text(body: str, path: Path) -> str:

@@ -34,6 +34,7 @@ from heatproof.store import Manifest, RunFolder
 from heatproof.store.maps import StoredMaps
 from heatproof.studies.cscore.page import score_grid
 from heatproof.types import normalise, upsample
+from heatproof.verdict.answers import UNDECIDED
 from heatproof.verdict.data import RunData, measure, read_run
 from heatproof.verdict.judge import judge
 from heatproof.verdict.trajectory import Trajectory
@@ -93,7 +94,7 @@ def test_a_real_run_becomes_one_file_that_loads_nothing(tmp_path: Path) -> None:
     inside = {unquote(address[1:]) for address in addresses if address.startswith("#")}
     pictures = {f"picture={image['id']}" for image in embedded(text)["images"]}
     assert inside - set(ids) <= pictures and len(inside & pictures) == 6
-    assert "Not decided yet whether the maps follow the network" in page.text
+    assert UNDECIDED in page.text
     assert json.loads((tmp_path / "out" / "verdict.json").read_text())["headline"] in page.text
     images = embedded(text)["images"]
     assert images and all(
@@ -240,7 +241,7 @@ def test_every_picture_says_which_class_its_map_explains(data: RunData) -> None:
         assert image["explains"] == image["label"] != ""
         assert image["which"] == ("true label and prediction" if image["right"] else "true label")
     assert (
-        "Every map explains the true label of its picture; for 12 of 60 the network says another class."
+        "Every map explains the true label of its image; for 12 of 60 the network predicts another class."
         in text
     )
     wanted = ImageQuery("gradcam")
@@ -314,7 +315,7 @@ def test_the_page_lists_every_version_that_made_a_part(tmp_path: Path) -> None:
     assert version is not None
     page = page_of(read_run(RunFolder.open(folder)))
     assert re.search(
-        rf"<dt>Parts made by</dt><dd>[^<]*heatproof {re.escape(version[1])}[^<]*: \d+ parts?</dd>", page
+        rf"<dt>Computed by</dt><dd>[^<]*heatproof {re.escape(version[1])}[^<]*: \d+ parts?</dd>", page
     )
 
 
@@ -332,8 +333,8 @@ def test_unknown_metrics_and_missing_parts_are_reported(tmp_path: Path) -> None:
     row = next(r for r in re.findall(r"<tr>.*?</tr>", text) if "&lt;my&gt; metric" in r)
     assert "★" not in row
     (left_out,) = re.findall(r"Not in this report(.*)", page.text.replace("\n", " "))
-    assert "What the network uses: no album was made" in left_out and "Pictures" not in left_out[:200]
-    assert "Pictures: no picture was asked for" in Page(render(data, judge(data), None)).text
+    assert "What the network uses: not computed" in left_out and "Images" not in left_out[:200]
+    assert "Images: no image was requested" in Page(render(data, judge(data), None)).text
     assert all(image["picture"] is None and image["maps"] == [None] * 5 for image in embedded(text)["images"])
 
 

@@ -114,7 +114,7 @@ def test_groups_filters_and_sorting(visit: Visit) -> None:
     visit.choose("Answer", "all")
     visit.choose("True class", CLASSES[0])
     assert 0 < len(visit.ids()) < len(every)
-    assert f"{len(visit.ids())} of {len(every)} pictures shown" in page.locator(".said").inner_text()
+    assert f"{len(visit.ids())} of {len(every)} images shown" in page.locator(".said").inner_text()
     visit.choose("True class", "")
     for metric, sign in (("insertion", -1), ("deletion", 1)):
         visit.choose("Sort by", metric)

@@ -420,5 +420,5 @@ def test_a_taken_port_names_a_free_one(server: Server, run: RunFolder) -> None:
 def test_no_run_and_no_host_raise_a_clear_error(tmp_path: Path, run: RunFolder) -> None:
     with pytest.raises(StoreError, match="is not a run folder"):
         Server(tmp_path)
-    with pytest.raises(InputError, match="no address is known"):
+    with pytest.raises(InputError, match="cannot resolve the host"):
         Server(run.path, host="no such host.invalid")

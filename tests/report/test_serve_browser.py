@@ -180,7 +180,7 @@ def test_filters_show_what_they_say(visit: Visit) -> None:
     assert visit.status().startswith("1,000 of 10,000") and page.locator(".card .right").count() == 0
     assert page.locator(".card .wrong").count() == 60
     visit.choose("True class", "1")
-    assert visit.status().startswith("No image fits these choices"), "wrong images have an even number"
+    assert visit.status().startswith("No image matches these filters"), "wrong images have an even number"
     visit.choose("Answer", "right")
     assert visit.status().startswith("5,000 of 10,000")
     for text in page.locator(".card .answer").all_text_contents():

@@ -102,7 +102,7 @@ def test_a_run_with_a_nan_answer_ends_with_exit_code_1_and_the_count(tmp_path: P
     write_network(tmp_path, MARKED.format(value="float('nan')"))
     result = CliRunner().invoke(main, ["run", str(study), "--out", str(tmp_path / "out")])
     assert result.exit_code == 1, result.output
-    assert "1 picture got no answer: the network's output is NaN or infinite" in result.output
+    assert "1 image without a prediction: the network's output is NaN or infinite" in result.output
 
 
 class Marked(nn.Sequential):
@@ -255,7 +255,7 @@ def test_images_far_below_the_network_s_input_are_not_judged(
 ) -> None:
     thumbnails = np.random.default_rng(0).integers(0, 256, (60, 32, 32, 3), dtype=np.uint8)
     verdict = judge(read_run(make_run(tmp_path, maps=False, thumbnails=thumbnails, sides=sides)))
-    assert any("far smaller than the network's input" in note for note in verdict.notes) == tiny
+    assert any("much smaller than the network's input" in note for note in verdict.notes) == tiny
 
 
 def test_transparent_and_tiny_images_in_a_run(tmp_path: Path) -> None:
@@ -275,4 +275,4 @@ def test_transparent_and_tiny_images_in_a_run(tmp_path: Path) -> None:
         "it is fully transparent, so that it shows nothing; give it an opaque background",
     )
     verdict = judge(read_run(result.folder))
-    assert "1 image far smaller than the network's input (a side of 4 pixels" in verdict.warnings[-1]
+    assert "1 image much smaller than the network's input (4 pixels" in verdict.warnings[-1]

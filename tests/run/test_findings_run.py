@@ -249,7 +249,7 @@ def test_a_network_without_an_answer_is_said_to_have_none(folder: Path) -> None:
     assert result.unanswered == 30 and not result.broken
     data = read_run(result.folder)
     assert data.images.ids and not any(c in (0, 1, 2) for c in data.images.predicted)
-    assert any("are not numbers" in note for note in judge(data).notes)
+    assert any("NaN or infinite" in note for note in judge(data).notes)
 
 
 def test_a_network_that_ends_in_sigmoids_is_known_by_itself(folder: Path) -> None:
@@ -263,13 +263,11 @@ def test_a_network_that_ends_in_sigmoids_is_known_by_itself(folder: Path) -> Non
 def test_pictures_and_network_that_do_not_agree_are_refused(folder: Path) -> None:
     study = small(folder)
     del study["model"]["head"]
-    with pytest.raises(
-        InputError, match="may have several findings, but the network's output is read as logits"
-    ):
+    with pytest.raises(InputError, match="multi-label, but the network's output is read as logits"):
         run_study(study, folder / "refused")
     study = made.study(folder, "dot")
     study["model"] = made.study(folder)["model"]
-    with pytest.raises(InputError, match=r"several findings at once .* but each picture has one label"):
+    with pytest.raises(InputError, match=r"multi-label .* but each image has one label"):
         run_study(study, folder / "refused")
     study = small(folder)
     study["model"] |= {"thresholds": {"dott": 0.3}}
@@ -279,5 +277,5 @@ def test_pictures_and_network_that_do_not_agree_are_refused(folder: Path) -> Non
     study["run"] |= {"targets": "predicted"}
     torch.save(torch.load(folder / "weights.pt", weights_only=True), folder / "other.pt")
     study["model"]["checkpoints"] = [str(folder / "weights.pt"), str(folder / "other.pt")]
-    with pytest.raises(InputError, match="cose explains the one class that is predicted"):
+    with pytest.raises(InputError, match="cose needs the predicted class"):
         run_study(study, folder / "refused")

@@ -21,6 +21,7 @@ import heatproof as hp
 from heatproof.cli import main
 from heatproof.errors import HeatproofError, InputError, StoreError
 from heatproof.run.score import READ
+from heatproof.verdict.answers import HEADLINES, UNDECIDED
 from tiny_study import make_study, write_study
 
 pytestmark = pytest.mark.trains
@@ -139,7 +140,7 @@ def test_stored_maps_are_judged_where_control_maps_lie_beside_them(
     discs_network(tmp_path)
     store_maps(tmp_path, tmp_path / "best.pt", "alone")
     message = score_discs(tmp_path, "alone")
-    assert "Not decided yet whether the maps follow the network" in message
+    assert UNDECIDED in message
     assert (
         "store this method's maps of 3 networks with random weights beside them, in alone-random/0" in message
     )
@@ -150,9 +151,9 @@ def test_stored_maps_are_judged_where_control_maps_lie_beside_them(
         store_maps(tmp_path, 100 + seed, f"cam-random/{seed}")
         store_maps(tmp_path, 100 + seed, f"untrained-random/{seed}")
         store_maps(tmp_path, 100 + seed, f"edges-random/{seed}", "edges")
-    assert "Maps follow the network files:../cam follows the network" in score_discs(tmp_path, "cam")
-    assert "Maps follow" not in score_discs(tmp_path, "untrained")
-    assert "Maps do not follow the network files:../edges does not" in score_discs(tmp_path, "edges")
+    assert f"{HEADLINES['yes', 'undecided']} files:../cam follows the network" in score_discs(tmp_path, "cam")
+    assert HEADLINES["yes", "undecided"] not in score_discs(tmp_path, "untrained")
+    assert f"{HEADLINES['no', 'undecided']} files:../edges does not" in score_discs(tmp_path, "edges")
 
 
 def test_control_maps_give_the_numbers_of_the_method_itself(
@@ -185,7 +186,7 @@ def test_control_maps_that_are_missing_are_refused_before_any_work(made: tuple[P
     folder, _ = made
     method = each(".npy", np.save)(folder, explained(folder))
     (folder / "mapsnpy-random").mkdir()
-    with pytest.raises(InputError, match=r"10 of 10 pictures have no map.*mapsnpy-random/0/"):
+    with pytest.raises(InputError, match=r"10 of 10 images have no map.*mapsnpy-random/0/"):
         score(folder, method, "controls are missing")
     (folder / "mapsnpy-random").rmdir()
 
@@ -338,8 +339,8 @@ def one_for_two(folder: Path) -> str:
 
 
 WRONG = {
-    lose: r"10 of 10 pictures have no map, such as cat/000.png; looked for .*000.png.npy or .*cat/000.npy or",
-    too_few: r"few.npy holds 7 maps, but there are 10 pictures; give one for each",
+    lose: r"10 of 10 images have no map, such as cat/000.png; looked for .*000.png.npy or .*cat/000.npy or",
+    too_few: r"few.npy holds 7 maps, but there are 10 images; give one for each",
     too_flat: r"has shape \(16,\); a map has height and width",
     other_shape: r"the map of cat/000.png is 36 x 64, but the network sees 32 x 32, another shape",
     other_sizes: r"maps differ in size: cat/000.png has 4 x 4, cat/002.png 5 x 5; bring them to one size",
@@ -347,7 +348,7 @@ WRONG = {
     broken: r"cannot read maps from .*broken.npz",
     words: r"words.npy holds <U1, not numbers",
     other_names: r"names.npz has no map of cat/000.png; its first is x0",
-    one_for_two: r"8 of 10 pictures have no map",
+    one_for_two: r"8 of 10 images have no map",
 }
 
 
@@ -493,5 +494,5 @@ def test_stored_maps_of_several_findings_are_named_by_finding(tmp_path: Path) ->
         k: repr(v[0]) for k, v in actual.items()
     }
     predicted = {"methods": [method], "run": study["run"] | {"targets": "predicted"}}
-    with pytest.raises(InputError, match=r"not of those a network will say; set run.targets = 'label'"):
+    with pytest.raises(InputError, match=r"not of a network's predictions; set run.targets = 'label'"):
         hp.run(study | predicted, tmp_path / "predicted")

@@ -105,7 +105,7 @@ def test_a_long_unit_prints_progress_in_a_pipe(tmp_path: Path) -> None:
         int(line.split(" inputs")[0].split()[-1].replace(",", "")) for line in lines if "inputs" in line
     ]
     assert len(counts) > 1 and counts == sorted(counts) and counts[-1] > counts[0]
-    assert f"look at it: heatproof report {tmp_path / 'out'}" in output
+    assert f"next: heatproof report {tmp_path / 'out'}" in output
 
 
 def test_pictures_in_hand_count_by_their_inputs() -> None:
@@ -144,7 +144,7 @@ def test_the_first_ctrl_c_is_answered_inside_a_long_call() -> None:
     started = time.monotonic()
     process.send_signal(signal.SIGINT)
     answered, over = process.communicate(timeout=120)[0].splitlines()
-    assert process.returncode == 0 and "stopping after the unit in hand" in answered
+    assert process.returncode == 0 and "stopping after the current unit" in answered
     assert float(answered.split()[0]) - started < 1 and float(over) - float(answered.split()[0]) > 1
 
 
@@ -240,7 +240,7 @@ def test_a_dry_run_of_a_slow_study_is_estimated_from_a_small_part_of_it(tmp_path
     )
     assert result.exit_code == 0, result.output
     assert time.monotonic() - began < 60  # the run itself would take ten minutes, one picture sixteen seconds
-    assert "timed 1 picture, " in result.output and not (tmp_path / "x").exists()
+    assert "timed 1 image, " in result.output and not (tmp_path / "x").exists()
     # Each image: a shared pass, 4,000 masks, 2 end points, 2 methods x 2 curves x 49; 18 images, twice.
     inputs = 18 * 2 * (1 + 4000 + 2 + 2 * 2 * 49)
     assert f"about {inputs:,} inputs" in result.output

@@ -277,7 +277,7 @@ def break_pictures(folder: Path) -> tuple[set[str], set[str]]:
     content = (folder / "whole.jpg").read_bytes()
     (folder / "whole.jpg").unlink()
     (folder / "truncated.jpg").write_bytes(content[: len(content) // 2])
-    (folder / "text.jpg").write_text("this is no picture")
+    (folder / "text.jpg").write_text("this is no image")
     header = bytearray(content)
     start = header.index(b"\xff\xc0") + 5
     header[start : start + 4] = (20000).to_bytes(2, "big") * 2
@@ -301,7 +301,7 @@ def test_broken_pictures_are_rows_with_a_reason_and_the_run_goes_on(tmp_path: Pa
     bad, good = break_pictures(tmp_path / "pictures" / "cat")
     result = CliRunner().invoke(main, ["run", str(study), "--out", str(tmp_path / "out")])
     assert result.exit_code == 1, result.output
-    assert f"{len(bad)} pictures could not be used" in result.output
+    assert f"{len(bad)} images could not be used" in result.output
     scores = RunFolder.open(tmp_path / "out").scores()
     broken = scores.sql("select image, reason, value from scores where metric = 'image'")
     assert {row["image"] for row in broken} == {f"cat/{name}" for name in bad}
@@ -343,14 +343,14 @@ def test_a_run_says_how_many_pictures_got_no_answer(tmp_path: Path) -> None:
     torch.save({name: w * math.nan for name, w in weights.items()}, tmp_path / "epochs" / "epoch01.pt")
     result = CliRunner().invoke(main, ["run", str(study), "--out", str(tmp_path / "out")])
     assert result.exit_code == 1, result.output
-    assert "6 pictures got no answer: the network's output is NaN or infinite" in result.output
+    assert "6 images without a prediction: the network's output is NaN or infinite" in result.output
 
 
 def test_weights_that_change_during_a_run_are_refused(tmp_path: Path) -> None:
     opened = prepare(make_study(tmp_path)).opened
     opened.model("epoch01")
     (tmp_path / "epochs" / "epoch02.pt").write_bytes((tmp_path / "epochs" / "epoch01.pt").read_bytes())
-    with pytest.raises(CheckpointError, match="changed while the run was going"):
+    with pytest.raises(CheckpointError, match="changed during the run"):
         opened.model("epoch02")
 
 

@@ -141,7 +141,7 @@ def test_a_page_is_made(run: RunFolder, study: Path) -> None:
     page = Path(hp.open_run(run.path).report(study.parent / "report.html")).read_text()
     above, gallery_text = page.split('id="pictures"')
     assert "gradcam" in page and above.count("<br>planes: sagittal x ") == 6  # one for each picture
-    assert all("three planes of each" in part for part in (above, gallery_text))
+    assert all("three planes, one per axis" in part for part in (above, gallery_text))
 
 
 def test_axes_are_called_as_the_source_calls_them() -> None:
@@ -219,9 +219,9 @@ def test_an_album_and_a_contrast_test_are_of_pictures(run: RunFolder) -> None:
         torch.nn.Conv3d(1, 2, 1), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool3d(1), torch.nn.Flatten()
     )
     volumes = torch.rand(4, 1, 4, 8, 8)
-    with pytest.raises(InputError, match="an evidence album is made of pictures"):
+    with pytest.raises(InputError, match="an album needs images"):
         make_album(net, volumes, hp.explain(net, volumes, "gradcam", targets=1))
-    with pytest.raises(InputError, match="plants its token in pictures"):
+    with pytest.raises(InputError, match="plants its token in images"):
         make_pair(net, volumes, [0, 1, 0, 1])
 
 
@@ -281,4 +281,4 @@ def test_an_audit_of_scans_says_what_it_lacks(study: Path, tmp_path: Path) -> No
     done = CliRunner().invoke(main, [*command, "--minutes", "1", "--out", str(tmp_path / "audit")])
     output = " ".join(done.output.split())
     assert done.exit_code == 2 and "lists NIfTI volumes" in output
-    assert "no picture that was tried can be used" in output and "set preprocess.window" in output
+    assert "no image that was tried can be used" in output and "set preprocess.window" in output

@@ -21,7 +21,7 @@ from heatproof.run import worker
 from heatproof.run.engine import run_study
 from heatproof.store import RunFolder
 from heatproof.store.ledger import RECORDS, read_record, write_record
-from heatproof.verdict.answers import UNDECIDED
+from heatproof.verdict.answers import HEADLINES, UNDECIDED
 from heatproof.verdict.data import read_run
 from heatproof.verdict.judge import conclude, judge
 from made_run import make_run
@@ -101,7 +101,7 @@ def test_verify_names_a_missing_record_and_the_run_writes_it_again(
 
 def test_verify_names_an_edited_verdict(out: Path) -> None:
     path = out / "verdict.json"
-    path.write_text(path.read_text().replace(UNDECIDED, "Maps follow the network"))
+    path.write_text(path.read_text().replace(UNDECIDED, HEADLINES["yes", "undecided"]))
     verify = heatproof("verify", out, "--repair")
     assert verify.exit_code == 1 and "verdict.json" in verify.output and "damaged" in verify.output
     assert heatproof("verdict", out).exit_code == 0 and heatproof("verify", out).exit_code == 0

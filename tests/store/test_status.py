@@ -26,14 +26,14 @@ def status(out: Path) -> tuple[str, int, int, int, int]:
 
 @pytest.mark.parametrize(("sign", "state", "why"), [
     (signal.SIGINT, "stopped", "on request"),
-    (signal.SIGKILL, "failed", "its process ended without a word"),
+    (signal.SIGKILL, "failed", "its process was killed"),
 ])  # fmt: skip
 def test_stopped_and_killed_runs_say_so(tmp_path: Path, sign: int, state: str, why: str) -> None:
     study, out = make_study(tmp_path, 32, *PLAIN), tmp_path / "out"
     process = start(study, out, script=SLOW)
     wait_for(lambda: list((out / "seals").glob("*.json")), process)
     running = RunFolder.open(out).status()
-    assert running.state == "started" and "shard 0/1 is at work" in running.reason
+    assert running.state == "started" and "shard 0/1 is running" in running.reason
     process.send_signal(sign)
     process.communicate(timeout=60)
     current = RunFolder.open(out).status()
@@ -72,7 +72,7 @@ def test_a_deleted_part_makes_a_run_incomplete(tmp_path: Path) -> None:
     sorted((out / "scores").iterdir(), key=lambda p: p.stat().st_size)[-1].unlink()
     current = RunFolder.open(out).status()
     assert (current.state, current.done, current.units) == ("failed", 2, 3)
-    assert "1 of 3 units are not there, though it was complete" in current.reason
+    assert "1 of 3 units are missing, though it was complete" in current.reason
     run_study(study, out)
     assert status(out)[0] == "complete" and fingerprint(out) == before
 

@@ -249,7 +249,7 @@ def test_what_is_not_there_raises_a_clear_error(run: RunFolder) -> None:
         run.maps().read("e7", "gradcam")
     with pytest.raises(InputError, match="no map of gradcam at e1 for 1 of 2 images, such as 'z'"):
         run.maps().read("e1", "gradcam", ["a", "z"])
-    with pytest.raises(InputError, match="no images were asked for"):
+    with pytest.raises(InputError, match="no images were named"):
         run.maps().read("e1", "gradcam", [])
 
 

@@ -47,9 +47,7 @@ def flip(path: Path, rng: random.Random) -> None:
 
 def test_a_whole_run_passes(study: Path) -> None:
     code, output = verify(study.parent / "out")
-    assert (
-        code == 0 and "every file is what was written; complete: 5 of 5 units, 10 of 10 images used" in output
-    )
+    assert code == 0 and "all files are intact; complete: 5 of 5 units, 10 of 10 images used" in output
 
 
 def test_sixty_of_sixty_flipped_bits_are_found_and_none_becomes_a_row(study: Path) -> None:

@@ -161,7 +161,7 @@ def test_two_networks_from_the_command_line(tmp_path: Path, monkeypatch: pytest.
     assert both.exit_code == 0, both.output
     assert "nets.py:wide, epoch 2, fine-tuning" in both.output and "The networks" in both.output
     text = Path("both/summary.md").read_text()
-    assert "2 networks, on the same 4 pictures" in text and "nets.py-narrow/summary.md" in text
+    assert "2 networks, on the same 4 images" in text and "nets.py-narrow/summary.md" in text
     for name in ("networks", "methods", "auc", "epochs"):
         with Path(f"both/tables/{name}.csv").open() as file:
             assert list(csv.DictReader(file)), name

@@ -134,7 +134,7 @@ def test_lime_at_other_counts(finished: Any, place: Path) -> None:
 
 def test_flagged_pictures_of_a_class_share_something(finished: Any) -> None:
     page = finished.page.read_text()
-    assert re.search(r"\*\*red\*\* \(.*\): 4 of 4 flagged pictures share what these crops show\.", page)
+    assert re.search(r"\*\*red\*\* \(.*\): 4 of 4 flagged images share what these crops show\.", page)
     assert "Painting it over changes the answer in" in page
     assert (finished.page.parent / "panels" / "shared-0.png").exists()
 

@@ -29,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_it_is_accepted_after_the_marked_lines_are_filled_in(folder: Path) -> None:
     ran = heatproof("init", "pictures")
     assert ran.exit_code == 0 and "2 classes: cat (6), dog (6)" in ran.output, ran.output
-    assert "the verdict needs 30 pictures" in ran.output and "fill in the lines marked <-" in ran.output
+    assert "the verdict needs 30 images" in ran.output and "fill in the lines marked <-" in ran.output
     text = (folder / "study.toml").read_text()
     marked = [line for line in text.splitlines() if "<-" in line]
     assert len(marked) == 2
@@ -61,7 +61,7 @@ def test_nothing_is_overwritten_and_mistakes_raise_a_clear_error(folder: Path) -
     (folder / "empty").mkdir()
     for words, sentence in (
         (["pictures"], "study.toml is there already"),
-        (["empty", "-o", "new.toml"], "there is no picture in empty"),
+        (["empty", "-o", "new.toml"], "there is no image in empty"),
         (["pictures", "-o", "no/new.toml"], "there is no folder no"),
     ):
         ran = heatproof("init", *words)

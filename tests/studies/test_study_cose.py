@@ -305,7 +305,7 @@ def test_another_checkpoint_or_method_costs_only_itself(study: CoseSettings, tmp
 
 
 def test_what_is_broken_is_reported_and_the_rest_goes_on(study: CoseSettings, tmp_path: Path) -> None:
-    (tmp_path / "pictures" / "cat" / "000.png").write_bytes(b"not a picture")
+    (tmp_path / "pictures" / "cat" / "000.png").write_bytes(b"not an image")
     (tmp_path / "epochs" / "epoch00.pt").write_bytes(b"not weights")
     result = run(study, tmp_path / "out")
     assert [f.id for f in result.failed] == ["cat/000.png"] and result.results.images == 5

@@ -72,7 +72,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_study_leaves_a_page_with_every_table_and_figure(finished: Path) -> None:
     out = finished / "out"
     text = (out / "summary.md").read_text()
-    assert "## What to use" in text and "10 pictures held out (20% of each class)" in text
+    assert "## What to use" in text and "10 images held out (20% of each class)" in text
     for name in ("classifier", "training", "overall", "classes", "gaps", "by-class", "depth"):
         assert (out / "tables" / f"{name}.csv").exists(), name
     for name in ("trajectories", "ends", "net-change", "by-class", "depth"):
@@ -209,7 +209,7 @@ def test_other_pictures_than_the_reference_had_are_refused_before_any_work(
     lines = [f"others/{name}/{i:02d}.png,{name}" for name in ("disc", "square") for i in range(5)]
     (tmp_path / "others.csv").write_text("\n".join(["path,label", *(f"{tmp_path}/{x}" for x in lines)]))
     weights = finished / "out" / "training" / "epoch04.safetensors"
-    with pytest.raises(InputError, match="the pictures are not those of"):
+    with pytest.raises(InputError, match="the images are not those of"):
         compare(finished / "out" / "run", weights, tmp_path / "new", images=tmp_path / "others.csv")
     assert not (tmp_path / "new").exists()
 

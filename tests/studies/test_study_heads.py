@@ -21,7 +21,7 @@ COMMANDS = (
     "explain", "audit", "score", "init", "contrast",
     "study cscore", "study qr", "study cose", "study localise", "study contrast",
 )  # fmt: skip
-ONE_CLASS = "needs a network that names one class for each picture, and the head here is"
+ONE_CLASS = "needs a network that names one class for each image, and the head here is"
 
 
 @pytest.fixture(scope="module")

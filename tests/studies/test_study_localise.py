@@ -191,7 +191,7 @@ def test_baselines_are_the_library_s() -> None:
 
 def test_the_page_says_what_was_left_and_what_was_found(finished: Any, scored: LocaliseResults) -> None:
     page = finished[1].page.read_text()
-    assert "7 whose box covers 10% to 80% of the picture" in page
+    assert "7 whose box covers 10% to 80% of the image" in page
     assert results.order_text(results.orders(scored)) in page
     assert "faithfulness.png" in page and (finished[0].out / "figures" / "budgets.svg").exists()
     assert (finished[0].out / "tables" / "classes.csv").read_text().count("\n") == 1 + 3 * 5
@@ -437,12 +437,12 @@ def test_bad_entries_are_set_aside_and_the_rest_goes_on(place: Path, tmp_path: P
     ]
     data = make_folder(tmp_path / "data", extra)
     paint(data / "images" / "unlisted.png", 9, 0, (4, 4, 9, 9))
-    (data / "images" / "broken.png").write_bytes(b"no picture")
+    (data / "images" / "broken.png").write_bytes(b"no image")
     settings = replace(settings_for(place, tmp_path / "out", methods=("gradcam",), panels=0), images=data)
     outcome = localise_study(settings)
     reasons = dict(outcome.sifted.aside)
     assert reasons["nobox.png"] == reasons["unlisted.png"] == "it has no box"
-    assert "reaches outside the 32x32 picture; write x0, y0, x1, y1" in reasons["outside.png"]
+    assert "reaches outside the 32x32 image; write x0, y0, x1, y1" in reasons["outside.png"]
     assert "its class '7' is not in the list of 3 classes" in reasons["unknown.png"]
     assert "boxes.csv, line 12: the box (20, 4, 4, 20) runs backwards" in reasons["back.png"]
     assert len(reasons) == 5 and [row["image"] for row in outcome.run.broken] == ["broken.png"]
@@ -454,7 +454,7 @@ def test_bad_entries_are_set_aside_and_the_rest_goes_on(place: Path, tmp_path: P
 def test_boxes_of_width_and_height_are_refused(place: Path, tmp_path: Path) -> None:
     data = make_folder(tmp_path / "data", [(f"w{i}.png", 0, 32, 32, 20, 20, 10, 10) for i in range(3)])
     with pytest.raises(
-        InputError, match=r"3 of 10 pictures have boxes that run backwards.*x, y, width, height"
+        InputError, match=r"3 of 10 images have boxes that run backwards.*x, y, width, height"
     ):
         localise_study(replace(settings_for(place, tmp_path / "out"), images=data))
 
@@ -471,7 +471,7 @@ def test_what_cannot_work_raises_a_clear_error(place: Path, tmp_path: Path) -> N
         ({"methods": ("gradcan",)}, "did you mean 'gradcam'"),
         ({"budget": 20}, "write 0.2 for 20 %"),
         ({"kind": "folder"}, "kind cannot be 'folder'; known: imagenet, csv"),
-        ({"box_share": (0.9, 0.95)}, "no picture is left"),
+        ({"box_share": (0.9, 0.95)}, "no image is left"),
     ):
         with pytest.raises(HeatproofError, match=words) as error:
             localise_study(replace(usual, **changes))
@@ -558,7 +558,7 @@ def test_command_from_an_empty_directory(
     assert len(scored.images) == 4 and set(FLOORS) < set(scored.methods)
     lacking = CliRunner().invoke(localise_command, [])
     assert isinstance(lacking.exception, InputError) and "--model is missing" in str(lacking.exception)
-    assert "Three maps that know nothing" in CliRunner().invoke(localise_command, ["--help"]).output
+    assert "Three control maps" in CliRunner().invoke(localise_command, ["--help"]).output
 
 
 def test_the_example_is_understood() -> None:

@@ -349,7 +349,7 @@ def test_the_split_is_stratified_and_follows_the_seed() -> None:
     assert sorted(torch.cat([train, valid]).tolist()) == list(range(200))
     assert torch.equal(stratified_split(labels, 0.2, seed=1)[1], valid)
     assert not torch.equal(stratified_split(labels, 0.2, seed=2)[1], valid)
-    with pytest.raises(InputError, match="single picture"):
+    with pytest.raises(InputError, match="single image"):
         stratified_split([0, 0, 1], 0.2)
 
 
@@ -375,10 +375,10 @@ GOOD, ONE_CLASS = Data(IMAGES, LABELS), Data(IMAGES, LABELS * 0)
         (lambda: Data(IMAGES, LABELS - 1), "start at 0"),
         (lambda: Data(IMAGES.float(), LABELS), "8 bits"),
         (lambda: Data(IMAGES, LABELS, {"box": torch.zeros(4, 8, 8)}), "masks of 'box'"),
-        (lambda: fit(tiny(), ONE_CLASS, GOOD, one_phase()), "training pictures are of class 0"),
-        (lambda: fit(tiny(), GOOD, ONE_CLASS, one_phase()), "validation pictures are of class 0"),
+        (lambda: fit(tiny(), ONE_CLASS, GOOD, one_phase()), "training images are of class 0"),
+        (lambda: fit(tiny(), GOOD, ONE_CLASS, one_phase()), "validation images are of class 0"),
         (lambda: fit(tiny(), Data(IMAGES, LABELS * 2), GOOD, one_phase()), "has classes 0 to 1"),
-        (lambda: fit(tiny(), Data(IMAGES[:, :1], LABELS), GOOD, one_phase()), "pictures are 1x16x16"),
+        (lambda: fit(tiny(), Data(IMAGES[:, :1], LABELS), GOOD, one_phase()), "images are 1x16x16"),
         (lambda: fit(tiny(), GOOD, GOOD, one_phase(2), keep=(3,)), "no epoch 3"),
         (lambda: fit(tiny(), GOOD, GOOD, one_phase(trainable="L9")), "unknown depth"),
         (lambda: fit(tiny(), GOOD, GOOD, one_phase(trainable=("layr4",))), "did you mean"),

@@ -214,7 +214,7 @@ def test_regimes_are_what_the_paper_says() -> None:
 def test_the_layer_is_the_one_cams_read() -> None:
     model, image = small_net(size=32, width=4), torch.zeros(1, 3, 32, 32)
     assert cam_layer(model, image) == "layer4" and cam_layer(model, image, "layer3.3") == "layer3.3"
-    with pytest.raises(LayerError, match="not a picture"):
+    with pytest.raises(LayerError, match="not an image"):
         cam_layer(model, image, "fc")
     plain = nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)
@@ -244,7 +244,7 @@ def empty_box() -> Data:
     ("settings", "data", "sentence"),
     [
         ({}, no_box, "needs masks of 'box'"),
-        ({}, empty_box, "12 training pictures of class 1 have an empty mask"),
+        ({}, empty_box, "12 training images of class 1 have an empty mask"),
         ({"lam": -1.0}, bright_or_dark, "0 or more"),
         ({"alpha": 1.5}, bright_or_dark, r"\[0, 1\]"),
         ({"layer": "layr4"}, bright_or_dark, "did you mean"),

@@ -104,7 +104,7 @@ def rows(demos: list[Path]) -> Iterator[Row]:
 
 def table(rows: list[Row]) -> str:
     """As the page shows it."""
-    heads = ("pair", "network", "pictures", "groups", "in the first", "of these on the tag",
+    heads = ("pair", "network", "images", "groups", "in the first", "of these on the tag",
              "painting it over changes", "painting elsewhere")  # fmt: skip
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     return "\n".join([*lines, *("| " + " | ".join(str(row[c]) for c in COLUMNS) + " |" for row in rows)])

@@ -74,7 +74,9 @@ def test_a_class_that_falls_from_its_own_best_is_a_collapse_of_that_class() -> N
     alarm = single_alarm("InceptionV3", 2, "E30")
     assert (alarm.method, alarm.class_name, alarm.severity) == ("GradCAM", "Pneumonia", "critical")
     assert (alarm.evidence["cscore"], alarm.evidence["best_before"]) == (0.008, 0.887)
-    assert "the GradCAM maps of Pneumonia agree no more: C-Score 0.008, after 0.887 at E25" in alarm.sentence
+    assert (
+        "the GradCAM maps of Pneumonia no longer agree: C-Score 0.008, after 0.887 at E25" in alarm.sentence
+    )
     never = [a for a in find_alarms(published("DenseNet201")) if a.checkpoint == "E5"]
     assert brief(never) == [(3, "E5", "GradCAM", "Pneumonia")]  # 0.078 before was nothing to lose
 
@@ -304,7 +306,7 @@ def test_one_checkpoint_raises_none() -> None:
 
 def test_advice_does_not_hold_moving_evidence_against_a_method() -> None:
     (alarm,) = find_alarms(Trajectory((UNTRAINED, state(0.95, (0.05, 0.6)))))
-    assert alarm.mechanism == 3 and "at another place in every image" in alarm.sentence
+    assert alarm.mechanism == 3 and "at a different position in every image" in alarm.sentence
     assert "explain class 0 with" not in alarm.sentence
 
 

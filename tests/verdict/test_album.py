@@ -91,7 +91,7 @@ def test_painting_over_the_tag_changes_the_answer_if_nothing_else_supports_it(
     (first,) = blue.groups
     assert blue.name == "blue" and on_the_tag(first, masks[green]) == 1
     assert first.changed >= 0.75 * first.n and first.drop > 0.5 and first.elsewhere == 0
-    assert first.sentence.startswith(f"Painting it over changes the answer in {first.changed} of 15 pictures")
+    assert first.sentence.startswith(f"Painting it over changes the answer in {first.changed} of 15 images")
 
 
 def content(made: Album) -> str:
@@ -125,7 +125,7 @@ def test_pictures_that_say_nothing_are_counted_and_left_out(pair: Pair) -> None:
         method_maps.values[:] = -1.0
     made = make_album(pair.a, images, some)
     assert made[1].groups == () and made[1].blank == len(images)
-    assert "no map marks anything" in album_section(made).missing
+    assert "are blank" in album_section(made).missing
     wrong = {
         name: replace(values, explained=torch.zeros_like(values.explained)) for name, values in maps.items()
     }
@@ -142,7 +142,7 @@ def test_at_most_so_many_pictures_and_pixels(pair: Pair) -> None:
     assert pages.n + pages.called_otherwise + pages.blank == 4
     assert all(max(crop.pixels.shape[:2]) == 20 for group in pages.groups for crop in group.crops)
     (label,) = album(pair.a, pair.images[:1]).classes
-    assert label.groups[0].n == 1 and "of 1 picture," in label.groups[0].sentence
+    assert label.groups[0].n == 1 and "of 1 image," in label.groups[0].sentence
 
 
 def test_what_cannot_be_used_raises_a_clear_error(pair: Pair) -> None:
@@ -171,7 +171,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_an_album_of_a_run_is_kept_in_its_folder(study: Path) -> None:
     folder = RunFolder.open(study.parent / "run")
-    assert read_album(folder) is None and "no album was made" in album_section(None).missing
+    assert read_album(folder) is None and "heatproof verdict RUN --album" in album_section(None).missing
     path = write_album(folder, ["gradcam"], study=study)
     stored = read_album(folder)
     assert stored is not None and path.parent == folder.path
@@ -208,12 +208,12 @@ def test_what_stands_in_the_way_raises_a_clear_error(study: Path, tmp_path: Path
     bare = RunFolder.open(tmp_path / "run")
     torch.save(torch.load(other.parent / "epochs/epoch01.pt"), other.parent / "epochs/epoch02.pt")
     for given, options, sentence in (
-        (folder, {}, "runs net.py, and a run folder alone is no reason to; name the study"),
+        (folder, {}, "runs net.py, which a run folder alone does not allow; name the study"),
         (folder, {"study": tmp_path / "gone.toml"}, "cannot open the network .* there is no file"),
         (folder, {"study": study, "checkpoint": "epoch07"}, "no checkpoint 'epoch07'"),
         (folder, {"study": study, "methods": ["lime"]}, "no maps of lime"),
         (folder, {"study": other}, "the weights of 'epoch02' are not those of the run"),
-        (bare, {"study": other, "checkpoint": "epoch01"}, "kept no pictures"),
+        (bare, {"study": other, "checkpoint": "epoch01"}, "stores no images"),
     ):
         with pytest.raises(HeatproofError, match=sentence) as error:
             write_album(given, **options)
@@ -233,7 +233,7 @@ def test_a_damaged_album_is_refused(study: Path) -> None:
     record = json.loads(whole)
     del record["checksum"]
     crop = next(c for pages in record["classes"] for g in pages["groups"] for c in g["crops"])
-    for pixels, sentence in ((png(large), "too large"), ("no picture", "make the album again"), (3, "again")):
+    for pixels, sentence in ((png(large), "too large"), ("no image", "make the album again"), (3, "again")):
         crop["pixels"] = pixels
         write_record(path, record)
         with pytest.raises(StoreError, match=sentence):

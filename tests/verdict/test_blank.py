@@ -79,7 +79,7 @@ def test_rows_of_blank_maps_say_which(run: hp.Run) -> None:
 
 def test_the_verdict_says_which(run: hp.Run) -> None:
     notes = {answer.method: answer.note.partition("; ")[2] for answer in run.verdict().methods}
-    both = "33% for want of positive evidence for the explained class, 33% because the layer is dead there"
+    both = "33% without positive evidence for the explained class, 33% because the layer is constant"
     assert notes["gradcam"] == notes["layercam"] == f"67% of its maps are blank: {both}"
-    assert notes["eigencam"] == "33% of its maps are blank: 33% because the layer is dead there"
+    assert notes["eigencam"] == "33% of its maps are blank: 33% because the layer is constant"
     assert notes["gradient"] == "100% of its maps are blank" or "blank" not in notes["gradient"]

@@ -355,7 +355,7 @@ def test_a_rule_without_a_method_leaves_floors_alone(tmp_path: Path) -> None:
     assert not only(folder, "any(cscore.'left.lung' >= 0.8)").holds
     assert not only(folder, "cscore.random.'left.lung' >= 0.5").holds  # where it is named
     assert only(folder, "method_agreement_spearman >= 0.5").holds
-    with pytest.raises(InputError, match="only floors have that metric; name one of them"):
+    with pytest.raises(InputError, match="only controls have that metric; name one of them"):
         only(folder, "bl <= 1")
     assert only(folder, "bl.random <= 1").holds
 
@@ -383,7 +383,7 @@ def test_every_rule_says_n_and_too_few_images_keep_no_rule(tmp_path: Path) -> No
 def test_half_a_run_and_broken_pictures_are_refused(tmp_path: Path) -> None:
     study = make_study(tmp_path, 40, ["gradcam"], ["accuracy"])
     for picture in sorted((tmp_path / "pictures").rglob("*.png"))[:3]:
-        picture.write_bytes(b"not a picture")
+        picture.write_bytes(b"not an image")
     run_study(study, tmp_path / "out")
     folder = RunFolder.open(tmp_path / "out")
     first, _ = check(folder, ["accuracy >= 0"])
@@ -394,7 +394,7 @@ def test_half_a_run_and_broken_pictures_are_refused(tmp_path: Path) -> None:
     part = next(iter(sorted((folder.path / "scores").glob("*.parquet"))))
     part.unlink()
     result = invoke(folder.path, "--rule", "degenerate <= 1", "--min-usable", 0)
-    assert result.exit_code == 1 and "units are not there" in " ".join(result.output.split())
+    assert result.exit_code == 1 and "units are missing" in " ".join(result.output.split())
 
 
 def test_an_empty_gold_list_keeps_no_rule(tmp_path: Path) -> None:

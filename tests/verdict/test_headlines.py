@@ -163,7 +163,7 @@ def test_annotations_of_the_whole_image_judge_no_position(place: Path, kind: str
     verdict, _, _ = judged(place, "b", kind, ["gradcam"])
     assert verdict["headline"] == HEADLINES["yes", "undecided"]
     assert verdict["network"]["looks_there"] == verdict["network"]["maps_lie"] == "undecided"
-    assert "cannot be judged: annotations cover too much of the image" in verdict["sentence"]
+    assert "cannot be tested: annotations cover too much of the image" in verdict["sentence"]
 
 
 def test_wrong_labels_stand_in_the_headline(place: Path) -> None:
@@ -179,8 +179,8 @@ def test_wrong_labels_stand_in_the_headline(place: Path) -> None:
         table.writerows(rows)
     verdict, _, page = judged(place, "b", "mislabelled", ["gradcam"])
     assert verdict["labels"]["n"] == 2 * EACH and 0.6 < verdict["labels"]["accuracy"] < LOW_ACCURACY
-    share = f"only {verdict['labels']['accuracy']:.0%} of its answers agree with the labels (n = {2 * EACH})"
-    assert verdict["headline"].startswith("Maps follow the network") and share in verdict["headline"]
+    share = f"only {verdict['labels']['accuracy']:.0%} of the predictions match the labels (n = {2 * EACH})"
+    assert verdict["headline"].startswith(HEADLINES["yes", "undecided"]) and share in verdict["headline"]
     assert not page.startswith(" clear")
 
 
@@ -203,5 +203,5 @@ def test_where_no_map_stands_out_the_verdict_says_what_would_decide(place: Path)
     assert verdict["headline"] == UNDECIDED and [
         method_answer["follows"] for method_answer in verdict["methods"]
     ] == ["undecided"]
-    would = "no method stands out from its shadows on this network, so none is judged: `heatproof contrast"
+    would = "no method is better than its control maps on this network, so none is judged"
     assert all(would in text for text in (verdict["methods"][0]["note"], verdict["sentence"], page))

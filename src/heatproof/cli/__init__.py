@@ -22,43 +22,43 @@ from heatproof.errors import HeatproofError, did_you_mean
 
 CRASHED = 3
 SECTIONS = {
-    "Look around": {
-        "demo": "A whole audit on made-up pictures, in minutes, without data or downloads.",
-        "explain": "Heatmaps of a network for some pictures.",
-        "list": "Methods, metrics, and the layers of a network.",
+    "Start": {
+        "demo": "Run a complete audit on generated images, in minutes, without data or downloads.",
+        "explain": "Compute heatmaps of a network for images.",
+        "list": "List methods, metrics and the layers of a network.",
     },
     "Measure": {
-        "audit": "Which maps of your network can be trusted on your pictures? In about five minutes.",
-        "init": "Write a commented study for a folder of pictures.",
-        "run": "Explain and score what STUDY.toml describes: your network, your pictures.",
-        "score": "Maps that you have already, from any program: how good are they?",
-        "contrast": "Which heatmaps show what a network uses? Tried with planted evidence.",
-        "study": "The protocols of four papers, and the contrast test, from data to conclusions.",
+        "audit": "Test which maps of your network can be trusted on your images, in about five minutes.",
+        "init": "Write a commented study for a folder of images.",
+        "run": "Run the study in STUDY.toml: explain images and score the maps.",
+        "score": "Score existing maps from any program.",
+        "contrast": "Test with planted evidence which heatmaps show what a network uses.",
+        "study": "Run the protocols of four papers, or the contrast test, from data to conclusions.",
     },
     "Read a run": {
-        "verdict": "Which maps follow the network, and whether it looks where it should.",
-        "report": "One HTML file with everything.",
-        "compare": "Runs side by side: what became better or worse, whose maps changed.",
-        "serve": "The same as a live page, also while the run is going.",
-        "sql": "Ask the scores anything.",
-        "export": "The scores as CSV, Parquet or LaTeX.",
+        "verdict": "Judge which maps follow the network, and whether it looks where it should.",
+        "report": "Write the report, one HTML file.",
+        "compare": "Compare runs: which scores and maps changed.",
+        "serve": "Show the report as a live page, also during the run.",
+        "sql": "Query the scores with SQL.",
+        "export": "Export the scores as CSV, Parquet or LaTeX.",
     },
-    "Keep watch": {
-        "gate": "Fail a build when a run breaks a rule.",
-        "verify": "Is a run folder still what was written into it?",
+    "Check": {
+        "gate": "Check rules on a run, for CI.",
+        "verify": "Check the files of a run folder.",
     },
-    "Beside that": {"qr": "Pictures of codes with exact masks of their parts."},
+    "Other": {"qr": "Generate images of codes with exact masks of their parts."},
 }
 MODULES = {  # of commands that share a module or have another name than it
     "list": "listing", "init": "run", "score": "audit", "gate": "verdict", "compare": "report",
     **dict.fromkeys(("sql", "export", "serve", "verify"), "read"),
 }  # fmt: skip
 PROTOCOLS = {
-    "cscore": "Does the model look at the same place for every image of a class, while it trains?",
-    "qr": "On QR codes, where the truth is known, do the maps land on the patterns that matter?",
-    "cose": "Does the map stay when the prediction stays, and change when it changes?",
-    "localise": "With the same pixel budget for every method, do the maps find the object?",
-    "contrast": "With evidence planted in a copy of the network, do the maps show it?",
+    "cscore": "Are the maps of a class consistent over training?",
+    "qr": "Do the maps mark the functional patterns of QR codes?",
+    "cose": "Do the maps change if, and only if, the prediction changes?",
+    "localise": "Do the maps mark the object, with the same pixel budget for every method?",
+    "contrast": "Do the maps show evidence that is planted in a copy of the network?",
 }
 
 

@@ -82,7 +82,7 @@ def broken_table(broken: Sequence[Mapping[str, str]]) -> Table:
     """Images that could not be used, with the reasons."""
     more = f"; the first {BROKEN_SHOWN}" if len(broken) > BROKEN_SHOWN else ""
     rows = [(row["image"], row["reason"]) for row in broken[:BROKEN_SHOWN]]
-    return new_table(f"{counted(len(broken), 'picture')} could not be used{more}", ("image", "reason"), rows)
+    return new_table(f"{counted(len(broken), 'image')} could not be used{more}", ("image", "reason"), rows)
 
 
 def say_verdict(verdict: Verdict) -> None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 OPEN = click.Option(
     ["--open/--no-open", "show"],
     default=None,
-    help="Open the page in a browser at the end; by default where there is a screen.",
+    help="Open the page in a browser at the end; by default if there is a screen.",
 )
 ABOUT_TRIALS = 25  # number of timings if a network supports every method
 SO_FAR = """
@@ -65,19 +65,19 @@ def verdict_and_page(outcome: AuditOutcome, ctx: click.Context) -> tuple[Verdict
 @click.command("audit", cls=PlacedCommand, settings=AuditSettings, more={"out": OPEN})
 @click.pass_context
 def audit_command(ctx: click.Context, given: dict[str, Any], show: bool | None) -> None:
-    """Which heatmaps of MODEL can be trusted on IMAGES? Answered in about so many minutes.
+    """Test in about --minutes which heatmaps of MODEL can be trusted on IMAGES.
 
-    IMAGES is a folder with a folder of pictures for each class, a folder of pictures without classes, or a
-    CSV file that lists pictures; with boxes or masks it is also asked whether the network looks where it
-    should. Methods, floors and tests are chosen by what the network and the pictures allow and by how long a
-    pass takes on this machine; what was chosen, what was left out, and why, is said before the work starts.
-    It is computed step by step, and after each the rest is chosen anew by what the step took. The same line
-    with more --minutes goes on from there. The verdict needs at least 30 pictures to decide.
+    IMAGES is a folder with a folder of images for each class, a folder of images without classes, or a CSV
+    file that lists images; with boxes or masks, the audit also tests whether the network looks where it
+    should. Methods, controls and metrics are chosen automatically by what the network and the images allow
+    and by the time that a pass takes on this machine. The audit runs in steps and adapts the remaining
+    choices to the measured time. The same command with more --minutes continues it. The verdict needs at
+    least 30 images.
 
     \b
-    Written to the folder --out, which can be left at any moment and taken up by the same command:
-      report.html     the page: the verdict, pictures, scores
-      study.toml      what was chosen, to repeat or extend it with heatproof run
+    Written to the folder --out; the same command resumes a stopped audit:
+      report.html     the page: verdict, images, scores
+      study.toml      what was chosen and left out, with reasons; heatproof run repeats or extends it
       run/            scores, maps and verdict.json, for every command that reads a run
 
     \b
@@ -87,7 +87,7 @@ def audit_command(ctx: click.Context, given: dict[str, Any], show: bool | None) 
       heatproof audit net.py:make pictures/test --checkpoint "epochs/*.pt" --minutes 20
       heatproof audit torchvision:resnet50 list.csv --pretrained --device cuda --out runs/first
 
-    The exit code is 1 where pictures could not be used, 130 where it was stopped.
+    The exit code is 1 if images could not be used, 130 if the command was stopped.
     """
     began = time.perf_counter()
     settings = AuditSettings(**given)
@@ -97,16 +97,15 @@ def audit_command(ctx: click.Context, given: dict[str, Any], show: bool | None) 
     table = LiveTable(console, settings.out / "run")
     plan = plan_audit(settings, say=table.say, trying=TimingBar(), began=began)
     console.print(_choices(plan))
-    for note in plan.notes:
-        say(f"note: {note}")
+    for line in plan.notices():
+        say(line)
     outcome = run_audit(settings, plan, table)
     verdict, path = verdict_and_page(outcome, ctx)
     say("")
     say_verdict(verdict)
     if outcome.plan.more:
         say(f"note: {outcome.plan.more}")
-    say(f"\nto repeat or extend it: heatproof run {plan.study}\n")
-    say(plan.study.read_text("utf-8"), style="dim")
+    say(f"choices and reasons: {plan.study}; to repeat or extend the audit: heatproof run {plan.study}")
     page = path.resolve().as_uri()
     show = console.is_terminal and has_screen() if show is None else show
     say(f"{'opened' if show and webbrowser.open(page) else 'open'} the page: {page}")
@@ -115,14 +114,10 @@ def audit_command(ctx: click.Context, given: dict[str, Any], show: bool | None) 
 
 
 def _choices(plan: AuditPlan) -> Table:
-    """What was chosen, then what was left out; those of one reason in one row."""
-    about = "as an earlier call chose" if plan.begun else f"about {spell(plan.seconds)}"
-    rows = [
-        ("" if i else word, ", ".join(names), why)
-        for taken, word in ((True, "chosen"), (False, "left out"))
-        for i, (why, names) in enumerate(plan.reasons(taken).items())
-    ]
-    return new_table(f"the audit: {about}", ("", "what", "because"), rows)
+    """What was chosen, a row for each reason."""
+    about = "chosen by an earlier call" if plan.begun else f"about {spell(plan.seconds)}"
+    rows = [(", ".join(names), why) for why, names in plan.reasons(True).items()]
+    return new_table(f"audit: {about}", ("chosen", "reason"), rows)
 
 
 class TimingBar:
@@ -210,21 +205,21 @@ class LiveTable(Progress):
 @click.command("score", cls=PlacedCommand, settings=ScoreSettings)
 @click.pass_context
 def score_command(ctx: click.Context, given: dict[str, Any]) -> None:
-    """Score maps that you have already: how good are they for MODEL on IMAGES?
+    """Score existing maps of MODEL on IMAGES.
 
-    The maps may come from any package or program. A folder holds one file for each picture, named after it
-    (cat/001.png: cat/001.npy); a pattern such as maps/{id}.npy says how they are named; one .npy file holds
-    all, in the order of the pictures, one .npz or .safetensors file `values` with `ids`. PNG files are grey.
-    A map has any size, and covers what the network sees, after its crop.
+    The maps may come from any package or program: a folder with one file per image, named after it
+    (cat/001.png: cat/001.npy); a pattern such as maps/{id}.npy; one .npy file with all maps in the order of
+    the images; or one .npz or .safetensors file with `values` and `ids`. PNG files are grey. A map has any
+    size and covers the input of the network, after cropping.
 
-    Every metric that needs no new map is computed, beside floors that never look at the network; the others
-    are listed with the reason. The verdict also needs the same program's maps of three networks with random
-    weights, in the folders maps-random/0, maps-random/1 and maps-random/2 beside the folder maps.
+    Every metric that needs no new map is computed, also for control maps; the others are listed with the
+    reason. The verdict also needs the same program's maps of three networks with random weights, in the
+    folders maps-random/0, maps-random/1 and maps-random/2 beside the folder maps.
 
     \b
-    Written to the folder --out, which can be left at any moment and taken up by the same command:
-      report.html     the page: the verdict, pictures, scores
-      study.toml      what was computed, to repeat or extend it with heatproof run
+    Written to the folder --out; the same command resumes a stopped run:
+      report.html     the page: verdict, images, scores
+      study.toml      what was computed; heatproof run repeats or extends it
       run/            scores, maps and verdict.json, for every command that reads a run
 
     \b
@@ -233,7 +228,7 @@ def score_command(ctx: click.Context, given: dict[str, Any]) -> None:
       heatproof score net.py:make pictures --checkpoint best.pt --maps "maps/{id}.npy"
       heatproof score client.py:predict pictures --maps maps.npz --targets predicted --out runs/served
 
-    The exit code is 1 where pictures could not be used, 130 where it was stopped.
+    The exit code is 1 if images could not be used, 130 if the command was stopped.
     """
     settings = ScoreSettings(**given)
     check_input(settings)
@@ -246,14 +241,14 @@ def score_command(ctx: click.Context, given: dict[str, Any]) -> None:
     outcome = run_audit(settings.audit, plan, Progress(console))
     verdict, page = verdict_and_page(outcome, ctx)
     methods = (settings.method, FLOORS[0])
-    table = new_table("means over pictures (n)", ("metric", *methods), right=methods)
+    table = new_table("means over images (n)", ("metric", *methods), right=methods)
     for metric, of in means(outcome.folder, methods).items():
         if methods[0] in of:
             table.add_row(metric, *(f"{of[m][0]:.4f} ({of[m][1]})" if m in of else "" for m in methods))
     console.print(table)
     if left := plan.reasons(False):
         rows = [(", ".join(names), why) for why, names in left.items()]
-        console.print(new_table("not computed", ("metrics", "because"), rows))
+        console.print(new_table("not computed", ("metrics", "reason"), rows))
     say(verdict.headline, style="bold")
     say(verdict.sentence)
     say(f"the page: {page}; to repeat or extend it: heatproof run {plan.study}")

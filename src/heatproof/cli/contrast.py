@@ -14,22 +14,22 @@ from heatproof.studies.contrast.settings import ContrastSettings
 @click.command("contrast", cls=PlacedCommand, settings=ContrastSettings)
 @click.pass_context
 def contrast_command(ctx: click.Context, given: dict[str, Any]) -> None:
-    """Which heatmaps show what MODEL uses? Tried with evidence that is known, on your own IMAGES.
+    """Test with planted evidence which heatmaps show what MODEL uses on IMAGES.
 
-    A token (a small tag) is planted in pictures of one class. Two copies of the network are trained a little
-    further: A learns to use the token, B sees the same pictures without it. Whether that worked is asked by
-    putting the token on other pictures: it must turn A's answer in 90 % of them and B's in 10 % at most. Then
-    both explain the same new pictures, and a method follows the network where its maps lie on the token
-    under A and not under B: AUC near 1. Maps made without the network (random, edges, centre) are at 0.5.
+    A token (a small tag) is planted in images of one class. Two copies of the network are trained further: A
+    learns to use the token, B sees the same images without it. To check this, the token is pasted into other
+    images: it must change A's prediction in at least 90 % of them and B's in at most 10 %. Then both explain
+    the same new images. A method follows the network if its maps mark the token under A and not under B: AUC
+    near 1. Control maps (random, edges, centre) have AUC 0.5.
 
-    IMAGES is a folder with a folder of pictures for each class, at least 20 of the class with the token and
-    20 of others. Your model and your pictures are only read. A small network takes minutes on a CPU.
+    IMAGES is a folder with a folder of images for each class, at least 20 of the class with the token and 20
+    of others. Your model and images are not changed. A small network takes minutes on a CPU.
 
     \b
-    Written to the folder --out, which can be left at any moment and taken up by the same command:
-      page.html       answers, scores with intervals, pictures with their maps under A and B
+    Written to the folder --out; the same command resumes a stopped test:
+      page.html       answers, scores with intervals, images with their maps under A and B
       contrast.json   the same for programs; contrast.csv
-      strength-100/   both trained copies, scores picture by picture, maps of the pictures shown
+      strength-100/   both trained copies, scores per image, maps of the images shown
 
     \b
     Examples:
@@ -38,8 +38,8 @@ def contrast_command(ctx: click.Context, given: dict[str, Any]) -> None:
       heatproof contrast net.py:make pictures --strength 1,0.8,0.5,0.2 --methods "gradcam,lime(samples=300)"
       heatproof contrast net.py:make pictures --token sticker.png --token-size 0.2
 
-    The exit code is 1 where planting failed at every strength, for then no method is judged. As a study with
-    its settings in a file: heatproof study contrast FILE.toml.
+    The exit code is 1 if planting failed at every strength, so that no method is judged. With settings in a
+    file: heatproof study contrast FILE.toml.
     """
     run_contrast(ctx, given)
 

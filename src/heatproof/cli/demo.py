@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 @click.command("demo")
 @click.option("--out", "-o", type=PATH, default=Path("demo"), help="Folder.")
-@click.option("--quick", is_flag=True, help="Less of everything: one or two minutes, and a weaker network.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Everything follows from it.")
+@click.option("--quick", is_flag=True, help="Smaller: one or two minutes, and a weaker network.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of all random numbers.")
 def demo_command(out: Path, quick: bool, seed: int) -> None:
-    """Make QR pictures, train a small network on them twice, once harmfully, and audit its heatmaps.
+    """Generate QR images, train a small network on them twice, once badly, and audit its heatmaps.
 
-    Needs no data, no download and no GPU. Every number is computed while you watch; a second call computes
-    nothing and shows the result again, and a stopped one goes on where it was.
+    Needs no data, no download and no GPU. A second call shows the result again without computing; a stopped
+    one is resumed.
 
     \b
     Examples:
@@ -46,7 +46,7 @@ def show(audit: Audit, seconds: float) -> None:
     for of in audit.verdict.network.classes:
         say(f"  {of.name}: {LOOKS[of.looks_there]}; {of.test}")
     say(f"What to do: {advice(audit.verdict)}")
-    say(f"\nThe cheating twin, a copy that was taught to look at a tag: {audit.twin.flips}")
+    say(f"\nThe cheating twin, a copy that was trained to use a tag: {audit.twin.flips}")
     say(f"  {told_apart(audit.twin)}")
     for name, data in audit.twins.items():
         firsts = first_alarms(data.alarms)

@@ -50,34 +50,36 @@ class Explained:
 @click.command("explain")
 @click.argument("model")
 @click.option("--checkpoint", type=PATH, help="Weights: safetensors or torch.")
-@click.option("--random-weights", is_flag=True, help="Do not ask for pretrained weights.")
+@click.option("--random-weights", is_flag=True, help="Use random weights.")
 @click.option("--classes", type=PATH, help="Class names: a text file, one per line.")
-@click.option("--allow-pickle", is_flag=True, help="Let the checkpoint run code. Only if you trust it.")
+@click.option("--allow-pickle", is_flag=True, help="Allow the checkpoint to run code. Only if you trust it.")
 @click.option("--head", help=HEAD)
-@click.option("--references", type=PATH, help="Of an embedding: vectors to be similar to, a .npy file.")
-@click.option("--device", help="cpu, cuda, cuda:1, ...; a GPU where there is one.")
+@click.option("--references", type=PATH, help="For an embedding: reference vectors, a .npy file.")
+@click.option("--device", help="cpu, cuda, cuda:1, ...; default: a GPU if available.")
 @click.argument("images", nargs=-1, required=True)
 @click.option(
     "--methods", "-m", default="gradcam,layercam,eigencam",
     help='Comma-separated, options in brackets: "gradcam,lime(samples=200)".',
 )  # fmt: skip
 @click.option("--target", "-t", help="Class to explain, by number or name; the prediction by default.")
-@click.option("--layer", "-l", help="Where CAMs look; several with commas. Found by itself by default.")
+@click.option("--layer", "-l", help="Layer of CAMs; several with commas. Chosen automatically by default.")
 @click.option("--out", "-o", type=PATH, default=Path("heatmaps"), help="Folder.")
 @click.option("--top", type=click.IntRange(min=1), default=5, help="Predictions to list.")
 @click.option("--cmap", type=click.Choice(list(COLOUR_MAPS)), default="inferno", help="Colours.")
 @click.option("--alpha", type=click.FloatRange(0, 1), default=0.6, help="Weight of the map's colours.")
-@click.option("--batch-size", type=click.IntRange(1), help="Inputs per pass; chosen by itself by default.")
+@click.option(
+    "--batch-size", type=click.IntRange(1), help="Inputs per pass; chosen automatically by default."
+)
 @click.option(
     "--bits", type=click.IntRange(8, 16),
-    help="Bits that 16-bit grey pictures really have; found from their values by default.",
+    help="Used bits of 16-bit grey images; by default found from their values.",
 )  # fmt: skip
 @click.option(
     "--window",
-    help="Of scans, what becomes 0 to 1: centre and width, such as 40,400, or range for their own.",
+    help="For scans, the values mapped to 0 to 1: centre and width, such as 40,400, or range for their own.",
 )
 @settings_options(PreprocessSettings)
-@click.option("--spacing", help="Of scans, what a voxel becomes: three lengths in mm, such as 1,1,1.")
+@click.option("--spacing", help="For scans, the voxel size: three lengths in mm, such as 1,1,1.")
 @click.option("--seed", type=int, default=0, help="For methods that draw random numbers.")
 @click.pass_context
 def explain_command(
@@ -86,18 +88,18 @@ def explain_command(
     bits: int | None, window: str | None, spacing: str | None, size: str | None, resize: str | None,
     mean: str | None, std: str | None, seed: int, **choice: Any,
 ) -> None:  # fmt: skip
-    """Heatmaps of MODEL for one or more IMAGES.
+    """Compute heatmaps of MODEL for one or more IMAGES.
 
     MODEL is torchvision:NAME, timm:NAME, hf:FOLDER, keras:NAME, monai:NAME, FILE.py:FACTORY or lite0 (an
     ImageNet classifier that needs no download). IMAGES are files (DICOM, and for networks that take them
     NIfTI and .npy), folders, quoted patterns or photographs that come with heatproof (example:cat, astronaut,
-    coffee, rocket). Each goes through the model's own preprocessing; what is explained and drawn is what the
-    model sees, of a volume the three planes with most heat.
+    coffee, rocket). Each goes through the model's preprocessing; the maps are drawn over the network's input,
+    for a volume over the three planes with the highest mean map value.
 
     \b
     Written to the folder --out, for each image:
-      NAME.METHOD.png     the map over the picture
-      NAME.panel.png      the picture and every map, side by side
+      NAME.METHOD.png     the map over the image
+      NAME.panel.png      the image and every map, side by side
 
     \b
     Examples:
@@ -107,7 +109,7 @@ def explain_command(
       heatproof explain torchvision:resnet50 scan.png --checkpoint best.pt --classes names.txt
       heatproof explain monai:DenseNet121 ct.nii.gz --checkpoint best.pt --window 40,400
 
-    An image that cannot be read or answered is reported and the others go on; the exit code is then 1.
+    An image that cannot be used is reported and skipped; the exit code is then 1.
     """
     check_methods(split_calls(methods))
     replaced = {"size": size, "resize": resize, "mean": mean, "std": std}
@@ -366,9 +368,7 @@ def read_target(text: str | None, model: Model) -> int | None:
     with suppress(ValueError):
         return int(text)
     if model.classes is None:
-        raise TargetError(
-            f"{model.name} has no class names, so {text!r} says nothing; give the class's number"
-        )
+        raise TargetError(f"{model.name} has no class names; give a class number instead of {text!r}")
     wanted, names = text.strip().casefold(), [name.casefold() for name in model.classes]
     whole = [i for i, name in enumerate(names) if name == wanted]
     matches = whole or [i for i, name in enumerate(names) if wanted in map(str.strip, name.split(","))]
@@ -376,6 +376,6 @@ def read_target(text: str | None, model: Model) -> int | None:
         return matches[0]
     if matches:
         listed = ", ".join(f"{i} ({model.classes[i]})" for i in matches)
-        raise TargetError(f"{text!r} names several classes: {listed}; give the number of one")
+        raise TargetError(f"{text!r} matches several classes: {listed}; give a number")
     synonyms = [word.strip() for name in model.classes for word in name.split(",")]
     raise TargetError(f"{model.name} has no class {text!r}; {did_you_mean(text, synonyms)}")

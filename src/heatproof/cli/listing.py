@@ -16,13 +16,13 @@ from heatproof.run.metrics import read_metrics
 VERDICT = {  # by a metric's question, and whether it votes
     ("map", True): "votes on whether maps follow the network",
     ("map", False): "information about maps",
-    ("network", True): "says where the network looks",
+    ("network", True): "measures where the network looks",
 }
 
 
 @click.group("list")
 def list_group() -> None:
-    """What there is: methods, metrics, layers.
+    """List methods, metrics, or the layers of a network.
 
     \b
     Examples:
@@ -36,10 +36,10 @@ def list_group() -> None:
 @list_group.command("methods")
 @click.option("--verbose", "-v", is_flag=True, help="Also options, conventions and citation.")
 def list_methods(verbose: bool) -> None:
-    """Every explanation method: its idea, what it costs and where it comes from.
+    """List the explanation methods with summary, cost and source.
 
-    "shared pass": one forward and one partial backward pass serve all of these methods together. "inputs" are
-    what a method sends through the network for each image by default.
+    "shared pass": one forward and one partial backward pass serve all of these methods together. "inputs":
+    inputs through the network per image, by default.
 
     \b
     Examples:
@@ -63,7 +63,7 @@ def list_methods(verbose: bool) -> None:
         others.append((f"{package.prefix}:NAME", there, ", ".join(package.offers)))
     show_table("methods of other packages", ("write", "installed", "names"), others)
     console.print(
-        "Your own: FILE.py:FUNCTION, a function (model, images, targets) -> maps; files:FOLDER, maps you have"
+        "Your own: FILE.py:FUNCTION, a function (model, images, targets) -> maps; files:FOLDER, stored maps"
     )
 
 
@@ -105,10 +105,10 @@ def cost(entry: Explainer) -> str:
 @list_group.command("metrics")
 @click.option("--verbose", "-v", is_flag=True, help="Also bounds, level, needs and citation.")
 def list_metrics(verbose: bool) -> None:
-    """Every metric: what it says, which direction is better, and whether a run computes it.
+    """List the metrics with summary, better direction, and whether a run computes them.
 
-    "in a run": whether `metrics` of a study may name it; the others are functions of hp.metrics, and -v says
-    why. Some are families, which may be named as one: localise, structure, insertion_deletion.
+    "in a run": whether `metrics` of a study may name it; the others are functions of hp.metrics (-v lists the
+    reason). Families may be named as one: localise, structure, insertion_deletion.
 
     \b
     Examples:
@@ -120,13 +120,13 @@ def list_metrics(verbose: bool) -> None:
             say(metric_page(entry))
         return
     rows = [(m.name, "no" if not_in_a_run(m) else "yes", better(m), m.summary) for m in metrics]
-    show_table("metrics", ("metric", "in a run", "better", "what it says"), rows)
+    show_table("metrics", ("metric", "in a run", "better", "description"), rows)
     console.print("Bounds, level, what each one needs and where it comes from: heatproof list metrics -v")
 
 
 def metric_page(entry: Metric) -> str:
     """Everything about one metric, one fact per line."""
-    facts = {"what it says": entry.summary, "also called": ", ".join(entry.aliases)}
+    facts = {"description": entry.summary, "also called": ", ".join(entry.aliases)}
     facts |= {"in a run": not_in_a_run(entry) or "yes", "better": better(entry), "bounds": bounds(entry)}
     facts |= {"one per": entry.level, "needs": ", ".join(sorted(entry.needs)), "citation": entry.cite}
     facts["in the verdict"] = VERDICT.get((entry.question, entry.votes), "")
@@ -159,11 +159,10 @@ def page(name: str, facts: dict[str, str]) -> str:
 @click.argument("model")
 @click.option("--image-size", type=click.IntRange(8), help="Side of the image; the model's own by default.")
 def list_layers(model: str, image_size: int | None) -> None:
-    """Every layer of MODEL that a CAM can read, in the order they run, with the grid each one has.
+    """List the layers of MODEL that a CAM can read, in the order of execution, with the size of their grids.
 
-    One pass over a blank image finds them. Weights do not matter here, so none are fetched. The default is
-    the last one that is behind its activation; the list says why. "NAME+relu" is the output of NAME behind a
-    function.
+    They are found by one pass over a blank image; weights are not loaded. The default is the last layer after
+    its activation; the list gives the reason. "NAME+relu" is the output of NAME after a function.
 
     \b
     Examples:

@@ -33,7 +33,7 @@ classes = ["1"]            # only codes have parts to score"""
 
 @click.group("qr")
 def qr_group() -> None:
-    """Make pictures of QR codes and other codes, with exact masks of their parts.
+    """Generate images of QR codes and other codes, with exact masks of their parts.
 
     \b
     Examples:
@@ -47,9 +47,9 @@ def qr_group() -> None:
 @click.option("--positives", type=click.IntRange(min=0), default=600, help="Codes.")
 @click.option("--negatives", type=click.IntRange(min=0), default=600, help="Not codes.")
 @click.option("--size", type=int, default=224, help="Pixels along a side.")
-@click.option("--seed", type=int, default=0, help="Everything follows from it.")
+@click.option("--seed", type=int, default=0, help="Of all random numbers.")
 @click.option("--symbol", default="qr", help=f"One of {', '.join(sorted(SYMBOLS))}.")
-@click.option("--versions", help="Sizes of the code, such as 1-6 or 2,5,10; else the symbol's usual ones.")
+@click.option("--versions", help="Sizes of the code, such as 1-6 or 2,5,10; default: those of the symbol.")
 @click.option("--photos", type=PATH, help="A folder of photographs for backgrounds.")
 @click.option("--distortion", help=f"One of {', '.join(DISTORTIONS)}.")
 @click.option("--severity", type=float, help="Of the distortion, from 0 to 1.  [default: 0.5]")
@@ -58,7 +58,7 @@ def make_command(
     out: Path, positives: int, negatives: int, size: int, seed: int, symbol: str, versions: str | None,
     photos: Path | None, distortion: str | None, severity: float | None, overwrite: bool,
 ) -> None:  # fmt: skip
-    """Write pictures of codes and of hard negatives, their masks and a manifest into the folder OUT.
+    """Write images of codes and of hard negatives, their masks and a manifest into the folder OUT.
 
     \b
     Examples:
@@ -67,9 +67,9 @@ def make_command(
       heatproof qr make matrices --symbol datamatrix --photos holiday/
     """
     if positives + negatives == 0:
-        raise InputError("there is nothing to make; ask for some --positives or --negatives")
+        raise InputError("there is nothing to generate; set --positives or --negatives above 0")
     if distortion is None and severity is not None:
-        raise InputError("--severity says how strong a distortion is; name one with --distortion")
+        raise InputError("--severity needs a distortion; name it with --distortion")
     strength = 0.5 if severity is None else severity
     if distortion is not None:
         check_distortion(distortion, strength)
@@ -139,4 +139,4 @@ def preview(data: QRSet, columns: int = 6) -> Image.Image:
 
     codes, others = (np.flatnonzero(data.labels == label)[:columns] for label in (1, 0))
     rows = ([tile(i) for i in codes], [tinted(i) for i in codes], [tile(i) for i in others])
-    return sheet([row for row in rows if row], heading=f"{len(data.labels)} pictures")
+    return sheet([row for row in rows if row], heading=f"{len(data.labels)} images")

@@ -27,13 +27,13 @@ FINDINGS_SHOWN = 20
     default="table",
     help="How to print the rows.",
 )
-@click.option("--files", is_flag=True, help="Let the query read and write files, also of this machine.")
+@click.option("--files", is_flag=True, help="Allow the query to read and write files of this machine.")
 def sql_command(run: Path, query: str, form: str, files: bool) -> None:
     """Run a DuckDB QUERY over the table `scores` of the folder RUN.
 
     Columns: model, checkpoint, image, label, explained, method, metric, value, reason, unit. Rows about a
-    whole class or checkpoint have image ''. A run that is still going shows what is finished. The query works
-    on a copy of the rows in memory and can reach no file, unless --files lets it. Ctrl-C ends it.
+    whole class or checkpoint have image ''. A running run shows what is finished. The query works on a
+    copy of the rows in memory and cannot access files without --files. Ctrl-C ends it.
 
     \b
     Examples:
@@ -95,15 +95,15 @@ def export_command(run: Path, **files: Path | None) -> None:
 @click.argument("run", type=PATH)
 @click.option("--port", default=8080, type=click.IntRange(0, 65535), help="0: any.")
 @click.option("--host", default="127.0.0.1", help="0.0.0.0: all, with a token.")
-@click.option("--token", is_flag=True, help="Ask for a token on loopback too.")
+@click.option("--token", is_flag=True, help="Require a token on loopback too.")
 @click.option(
     "--open/--no-open", "open_page", default=True, show_default=False, help="Open the page in a browser."
 )
 def serve_command(run: Path, port: int, host: str, token: bool, open_page: bool) -> None:
-    """Show the folder RUN as a live page, also while the run is going; Ctrl-C ends it.
+    """Show the folder RUN as a live page, also during the run; Ctrl-C ends it.
 
     The report with every image: filter, sort, search, compare two methods or checkpoints with a slider, and
-    download what is shown. Only this machine can open it; with another --host, only who has the token.
+    download what is shown. Only this machine can open it; with another --host, a token is required.
 
     \b
     Examples:
@@ -116,9 +116,9 @@ def serve_command(run: Path, port: int, host: str, token: bool, open_page: bool)
     with Server(run, host, port, token) as server:
         say(f"{server.live.path} is shown at {server.address}")
         if not server.live.state()["units"]:
-            say("it has no finished unit yet; the page fills as the run goes on")
+            say("it has no finished unit yet; the page updates automatically")
         if server.token:
-            say("whoever has this address can look; keep it to yourself")
+            say("this address contains the token; keep it secret")
         say("Ctrl-C ends it")
         threading.Thread(target=server.live.warm, daemon=True).start()
         if open_page and has_screen():
@@ -131,18 +131,18 @@ def serve_command(run: Path, port: int, host: str, token: bool, open_page: bool)
 
 @click.command("verify")
 @click.argument("run", type=PATH)
-@click.option("--repair", is_flag=True, help="Drop what is damaged, set aside what is foreign.")
+@click.option("--repair", is_flag=True, help="Remove damaged files and set unknown ones aside.")
 @click.pass_context
 def verify_command(ctx: click.Context, run: Path, repair: bool) -> None:
-    """Check every file of the folder RUN against its checksum, and say whether the run is complete.
+    """Check every file of the folder RUN against its checksum, and whether the run is complete.
 
     \b
     Examples:
       heatproof verify runs/first
-      heatproof verify runs/first --repair     then `heatproof run` makes again what was dropped
+      heatproof verify runs/first --repair     then `heatproof run` computes again what was removed
 
-    The exit code is 1 where a file is damaged, missing or foreign, also where --repair took care of it, and
-    where it is not known whether the run is complete.
+    The exit code is 1 if a file is damaged, missing or unknown, also if --repair removed it, and if it is
+    unknown whether the run is complete.
     """
     from heatproof.store import RunFolder, verify
     from heatproof.store.folder import run_in
@@ -151,12 +151,12 @@ def verify_command(ctx: click.Context, run: Path, repair: bool) -> None:
     findings = verify.inspect(path)
     if not findings:
         status = RunFolder.open(path).status()
-        say(f"every file is what was written; {status.sentence}")
+        say(f"all files are intact; {status.sentence}")
         ctx.exit(1 if status.state == "unknown" else 0)
     first = f"; the first {FINDINGS_SHOWN}" * (len(findings) > FINDINGS_SHOWN)
     rows = [(finding.path, finding.problem) for finding in findings[:FINDINGS_SHOWN]]
     console.print(
-        new_table(f"{counted(len(findings), 'finding')} in {path}{first}", ("file", "problem"), rows)
+        new_table(f"{counted(len(findings), 'problem')} in {path}{first}", ("file", "problem"), rows)
     )
     if repair:
         dropped = f"dropped {counted(len(verify.repair(path, findings)), 'unit')}"

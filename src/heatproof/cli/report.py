@@ -18,19 +18,17 @@ DEFAULT = "-"  # the file's usual name, in the run's folder
 @click.option(
     "--out", "-o", type=PATH, help="The file; by default RUN/report.html, of an audit AUDIT/report.html."
 )
-@click.option("--model", help="Which model, where the run holds several.")
+@click.option("--model", help="Which model, if the run contains several.")
 @click.option("--checkpoint", help="Which checkpoint; the last by default.")
-@click.option("--gallery", default=48, type=click.IntRange(min=0), help="Pictures to embed, at most.")
-@click.option(
-    "--jet", is_flag=True, help="Also offer the jet colour map, which shows steps that are not there."
-)
+@click.option("--gallery", default=48, type=click.IntRange(min=0), help="Images to embed, at most.")
+@click.option("--jet", is_flag=True, help="Also offer the jet colour map, which shows false edges.")
 @click.option(
     "--pdf",
     is_flag=False,
     flag_value=DEFAULT,
     metavar="[FILE]",
-    help="Also a PDF of at most six numbered pages; RUN/report.pdf by default. Chromium prints it where "
-    "there is one, else Typst (the extra pdf) with a simpler layout.",
+    help="Also a PDF of at most six numbered pages; RUN/report.pdf by default. Printed by Chromium if "
+    "installed, else by Typst (the extra pdf) with a simpler layout.",
 )
 @click.option(
     "--model-card",
@@ -44,10 +42,9 @@ def report_command(
     run: Path | None, out: Path | None, model: str | None, checkpoint: str | None, gallery: int, jet: bool,
     pdf: str | None, card: str | None,
 ) -> None:  # fmt: skip
-    """Write what the folder RUN shows as one self-contained HTML file, with a verdict at the top.
+    """Write the report of the folder RUN, one self-contained HTML file with the verdict at the top.
 
-    The file opens from disk and asks the network for nothing. With --pdf the same goes on paper, for somebody
-    who audits; with --model-card into a model's documentation.
+    The file opens from disk and loads nothing. --pdf also writes a PDF, --model-card a model card.
 
     \b
     Examples:
@@ -91,15 +88,17 @@ def report_command(
 @click.command("compare")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN RUN...")
 @click.option("--out", "-o", type=PATH, default=Path("compare.html"), help="The page.")
-@click.option("--pictures", default=12, type=click.IntRange(min=0), help="Whose maps changed most, to show.")
-@click.option("--all", "everything", is_flag=True, help="Also print numbers that did not surely change.")
+@click.option(
+    "--pictures", default=12, type=click.IntRange(min=0), help="Images whose maps changed most, to show."
+)
+@click.option("--all", "everything", is_flag=True, help="Also print numbers without a significant change.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON; write no page.")
 def compare_command(runs: tuple[str, ...], out: Path, pictures: int, everything: bool, as_json: bool) -> None:
-    """Put runs side by side: what became better or worse, and which maps changed most.
+    """Compare runs: which scores became better or worse, and which maps changed most.
 
-    Each RUN is a folder, perhaps with a checkpoint or a method behind @; the first is what the others are
-    held against. Networks, checkpoints of one training, and methods of one network can be compared so.
-    Where the pictures are the same they are compared one by one, else as two samples, with 95 % intervals.
+    Each RUN is a folder, optionally with a checkpoint or a method behind @; the others are compared with the
+    first. Compare networks, checkpoints of a training, or methods of a network. Shared images are compared in
+    pairs, others as two samples, with 95 % intervals.
 
     \b
     Examples:
@@ -121,7 +120,7 @@ def compare_command(runs: tuple[str, ...], out: Path, pictures: int, everything:
         table.add_row(side.name, side.headline, ", ".join(follow) or "none")
     console.print(table)
     columns = ("number", "method", "from", "to", "before", "after", "change", "95 % interval", "")
-    changes = new_table("what surely changed" if not everything else "every number", columns)
+    changes = new_table("significant changes" if not everything else "all numbers", columns)
     for d in result.differences:
         if everything or d.answer != "unclear":
             interval = "" if math.isnan(d.low) else f"{d.low:+.3f} to {d.high:+.3f}"
@@ -131,5 +130,5 @@ def compare_command(runs: tuple[str, ...], out: Path, pictures: int, everything:
     if changes.rows:
         console.print(changes)
     for image in result.moved[:3]:
-        say(f"maps moved most: {image.image} (alike {image.alike:.2f})")
+        say(f"largest change of maps: {image.image} (similarity {image.alike:.2f})")
     say(f"the page: {result.report(out)}")

@@ -23,29 +23,29 @@ if TYPE_CHECKING:
 @click.command("run")
 @click.argument("study", type=PATH)
 @click.option("--out", "-o", type=PATH, help="Run folder; runs/STUDY by default.")
-@click.option("--engine", type=click.Choice(["local", "ray"]), default="local", help="Who computes.")
-@click.option("--shard", default="0/1", help="Do only part i of n, from 0: i/n.")
+@click.option("--engine", type=click.Choice(["local", "ray"]), default="local", help="What executes the run.")
+@click.option("--shard", default="0/1", help="Compute only part i of n, from 0: i/n.")
 @click.option("--dry-run", is_flag=True, help="Check everything, print the plan, write nothing.")
-@click.option("--trust", is_flag=True, help="Let --dry-run run the study's own code, to check that too.")
+@click.option("--trust", is_flag=True, help="Allow --dry-run to run code of the study, to check it too.")
 @click.option("--expect-accuracy", type=click.FloatRange(0, 1), help=EXPECT_ACCURACY)
-@click.option("--fail-fast", is_flag=True, help="Stop at the first picture that cannot be used.")
-@click.option("--retry-broken", is_flag=True, help="Try pictures again that could not be used.")
+@click.option("--fail-fast", is_flag=True, help="Stop at the first image that cannot be used.")
+@click.option("--retry-broken", is_flag=True, help="Try images again that could not be used.")
 @click.option(
-    "--trust-mtime", is_flag=True, help="Know pictures by size and time, not by content: for huge sets."
+    "--trust-mtime",
+    is_flag=True,
+    help="Identify images by size and time instead of content: for huge datasets.",
 )
-@click.option(
-    "--profile", is_flag=True, help="Tell where the time went: a table, and a timeline for Perfetto."
-)
+@click.option("--profile", is_flag=True, help="Measure time by stage: a table, and a timeline for Perfetto.")
 @click.pass_context
 def run_command(
     ctx: click.Context, study: Path, out: Path | None, engine: str, shard: str, dry_run: bool, trust: bool,
     expect_accuracy: float | None, fail_fast: bool, retry_broken: bool, trust_mtime: bool, profile: bool,
 ) -> None:  # fmt: skip
-    """Explain and score what STUDY.toml describes; run it again to go on where it stopped.
+    """Run the study in STUDY.toml, or resume it.
 
-    Everything is checked before work starts. The folder can be left at any moment (Ctrl-C, kill, power): what
-    is finished stays, and the same command resumes it. More methods, metrics or checkpoints at the end of
-    their lists are added to a finished run; any other change of the study is refused.
+    Everything is checked before the work starts. After an interruption (Ctrl-C, kill, power failure) the same
+    command resumes the run. Methods, metrics or checkpoints appended to their lists are added to a finished
+    run; any other change of the study is refused.
 
     \b
     A study:
@@ -61,20 +61,20 @@ def run_command(
     \b
     Examples:
       heatproof run study.toml --dry-run            units, passes and time, before spending it
-      heatproof run study.toml --dry-run --trust    also where the study brings code (net.py:make, pickles)
+      heatproof run study.toml --dry-run --trust    also if the study contains code (net.py:make, pickles)
       heatproof run study.toml --out runs/first
       heatproof run study.toml --shard 0/2          on one machine, and 1/2 on another, into one folder
       heatproof run study.toml --engine ray
-      heatproof run study.toml --retry-broken       after pictures came back or were replaced
+      heatproof run study.toml --retry-broken       after images were restored or replaced
       heatproof run study.toml --profile            seconds by stage; profile.trace.json for ui.perfetto.dev
 
-    A picture that cannot be used, or gets NaN for an answer, becomes a row with the reason and the run goes
-    on; the exit code is then 1. Ctrl-C finishes the unit in hand and leaves with 130.
+    An image that cannot be used, or for which the output is NaN, becomes a row with the reason and the run
+    continues; the exit code is then 1. Ctrl-C finishes the current unit and exits with 130.
     """
     from heatproof.run.config import read_study
 
     if profile and dry_run:
-        raise click.UsageError("--profile tells about a run; leave out --dry-run")
+        raise click.UsageError("--profile measures a run; leave out --dry-run")
     read = read_study(study)
     from heatproof.run.config import check_files
 
@@ -96,9 +96,9 @@ def run_command(
         say(f"this study {runs}")
     if runs and dry_run and not trust:
         show(outline(opened))
-        say("none of its code was run, so model, layers and time are not checked; if you trust it: --trust")
+        say("model, layers and time were not checked, since its code was not run; if you trust it: --trust")
         return
-    say(f"checking {study}: pictures, weights and metrics")
+    say(f"checking {study}: images, weights and metrics")
     if dry_run:
         prepared = prepare(study, out, expect_accuracy=expect_accuracy)
         for line in prepared.opened.describe():
@@ -121,7 +121,7 @@ def run_command(
         errors.print(broken_table(result.broken))
     if unanswered := result.unanswered:
         errors.print(
-            f"{counted(unanswered, 'picture')} got no answer: the network's output is NaN or infinite",
+            f"{counted(unanswered, 'image')} without a prediction: the network's output is NaN or infinite",
             soft_wrap=True,
         )
     say(f"{result.done} of {result.units} units are done in {folder}")
@@ -134,7 +134,7 @@ def run_command(
         say(f"{verdict.headline}: heatproof verdict {folder}")
         for note in verdict.notes:
             say(f"note: {note}")
-        say(f"look at it: heatproof report {folder}")
+        say(f"next: heatproof report {folder}")
     if result.broken or unanswered:
         ctx.exit(1)
 
@@ -173,11 +173,11 @@ def profile_table(profile: Profile) -> Table:
 @click.option("--checkpoint", "-c", default="", help="Its weights, as seen from the file.")
 @click.option("--head", default="", help=HEAD)
 def init_command(folder: Path, out: Path, model: str, checkpoint: str, head: str) -> None:
-    """Write a study for the pictures in FOLDER, to fill in and give to heatproof run.
+    """Write a study for the images in FOLDER, to complete and run with heatproof run.
 
-    It sees how the pictures are listed (a folder for each class, a CSV file, box files, DICOM, arrays), how
-    many classes there are and whether boxes or masks say where to look, and names the metrics that
-    these allow. What only you know, the network and its weights, is marked to be filled in.
+    The command detects how the images are listed (a folder for each class, a CSV file, box files, DICOM,
+    arrays), the classes, and boxes or masks, and lists the metrics that these allow. Complete the marked
+    entries: the network and its weights.
 
     \b
     Examples:

@@ -14,7 +14,7 @@ from heatproof.studies.contrast.settings import ContrastSettings
 @click.command("contrast", cls=StudyCommand, settings=ContrastSettings)
 @click.pass_context
 def contrast_command(ctx: click.Context, given: dict[str, Any]) -> None:
-    """Do maps show what the network uses? The contrast test; `heatproof contrast --help` tells what it does.
+    """Run the contrast test with settings in a file; see `heatproof contrast --help`.
 
     \b
     Examples:

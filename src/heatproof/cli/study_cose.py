@@ -16,21 +16,20 @@ from heatproof.studies.cose.settings import CoseSettings
 @click.command("cose", cls=StudyCommand, settings=CoseSettings)
 @click.pass_context
 def cose_command(ctx: click.Context, given: dict[str, Any]) -> None:
-    """Does a map stay when the prediction stays, and change when it changes? Consistency and sensitivity.
+    """Measure whether maps change if, and only if, the prediction changes (consistency and sensitivity).
 
-    Each picture is turned, shifted, flipped, brightened, blurred, ... (48 versions of it) and shown to the
-    final model; the picture itself is also shown to the untrained network and to every checkpoint. Where the
-    prediction stayed, the map should be the same (consistency, mean SSIM); where it changed, the map should
-    change (sensitivity, mean 1 - SSIM). COSE is their harmonic mean. Maps of turned and shifted pictures are
-    turned and shifted back before they are compared.
+    The final model explains each image in 48 versions (rotated, shifted, flipped, brightened, blurred, ...);
+    the untrained network and every checkpoint explain the original. If the prediction stays, the map should
+    stay (consistency, mean SSIM); if it changes, the map should change (sensitivity, mean 1 - SSIM). COSE is
+    their harmonic mean. Maps of rotated and shifted images are transformed back before they are compared.
 
     \b
-    Written to the folder --out, which can be left at any moment and taken up by the same command:
+    Written to the folder --out; the same command resumes a stopped study:
       summary.md      everything below on one page
       tables/         COSE, Table 1 beside the published one, splits, SSIM to the final maps
       figures/        violins over images, curves over magnitude, SSIM against accuracy
-      panels/         maps before and after a change that kept the answer, and one that did not
-      scores/ maps/   a row per picture, method and pair (heatproof sql OUT "from scores"), the final maps
+      panels/         maps before and after a change, with the same and with another prediction
+      scores/ maps/   a row per image, method and pair (heatproof sql OUT "from scores"), the final maps
 
     \b
     Examples:
@@ -40,11 +39,11 @@ def cose_command(ctx: click.Context, given: dict[str, Any]) -> None:
       heatproof study cose examples/cose.toml --limit 8
       heatproof study cose examples/cose.toml --beside runs/cose-vit       both models in one Table 1
 
-    The paper trains its networks with these transforms and asks for 75 % accuracy; the page says which
-    networks meet that (`heatproof study cscore --transforms` trains one so). --paper takes the authors' own
-    settings where the paper leaves a choice, --similarity another way to compare maps.
+    The paper trains its networks with these transforms and requires 75 % accuracy; the page lists which
+    networks meet that (`heatproof study cscore --transforms` trains such a network). --paper uses the
+    authors' settings, --similarity another comparison of maps.
 
-    A picture or a checkpoint that cannot be used is reported and the rest goes on; the exit code is then 1.
+    An image or a checkpoint that cannot be used is reported and skipped; the exit code is then 1.
     """
     from heatproof.studies.cose import cose_study
 

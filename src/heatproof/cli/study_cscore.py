@@ -16,7 +16,7 @@ from heatproof.studies.cscore.settings import CscoreSettings
 
 REFERENCE = click.Option(
     ["--reference"], type=click.Path(path_type=Path),
-    help="A finished run: score --checkpoints FILE beside it, on its pictures, with its methods.",
+    help="A finished run: score --checkpoints FILE beside it, on its images, with its methods.",
 )  # fmt: skip
 
 
@@ -27,16 +27,16 @@ REFERENCE = click.Option(
 def cscore_command(
     ctx: click.Context, words: tuple[str, ...], reference: Path | None, given: dict[str, Any]
 ) -> None:
-    """Does the model look at the same place for every image of a class, and since when?
+    """Measure how consistent the maps of each class are, over training.
 
-    Trains in two phases (head, then everything), keeps weights at seven epochs and scores how alike the maps
-    of correctly classified held-out pictures are, per class. Raises an alarm where explanations fail while
-    AUC says that all is well: a class that is no longer recognised, blank maps, a class hidden in the mean.
+    Trains in two phases (head, then everything), stores weights at seven epochs and scores the consistency of
+    the maps of correctly classified held-out images, per class. Raises an alarm if explanations fail while
+    AUC looks fine: a class that is no longer recognised, blank maps, a class hidden in the mean.
 
     \b
     Written to the folder --out:
       summary.md      what to use, alarms, tables and figures on one page
-      training/       weights of the kept epochs; a killed training goes on
+      training/       weights of the stored epochs; a stopped training is resumed
       run/            rows and maps, for heatproof report, serve and gate
       depth-0/ ...    the sweep over layers
 
@@ -52,7 +52,7 @@ def cscore_command(
       heatproof study cscore runs/densenet runs/resnet --out runs/both
       heatproof study cscore --reference runs/cscore --checkpoints new.safetensors --out runs/new
 
-    The last one compares new weights with a finished run and exits with 1 where they are worse.
+    The last one compares new weights with a finished run and exits with 1 if they are worse.
     """
     settings = CscoreSettings(**_with_words(given, words))
     if reference is not None:

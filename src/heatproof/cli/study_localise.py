@@ -17,20 +17,20 @@ MAX_ASIDE = 10
 @click.command("localise", cls=StudyCommand, settings=LocaliseSettings)
 @click.pass_context
 def localise_command(ctx: click.Context, given: dict[str, Any]) -> None:
-    """Do maps point at the object, and at what the model used? The budget protocol on pictures with boxes.
+    """Measure whether maps mark the object and what the model used, on images with boxes.
 
     Every method may mark the same share of pixels (--budget), so that a coarse heatmap and a map of segments
     can be compared. Maps are scored against the box (mask IoU, box IoU, share inside, pointing game) and
     against the model (insertion, deletion), for each class and as means over classes with 95 % intervals.
-    Three maps that know nothing of the model (random, edges, centre) always stand beside the others.
+    Three control maps (random, edges, centre) are always included.
 
-    Pictures are filtered as in the thesis behind the protocol: one object, one box, 10 to 80 % of them;
-    --exclude leaves out ambiguous labels. One that cannot be used is reported, and the others
-    go on; the exit code is then 1.
+    Images are filtered as in the thesis behind the protocol: one object, one box of 10 to 80 % of the image;
+    --exclude leaves out ambiguous labels. An image that cannot be used is reported and skipped; the exit code
+    is then 1.
 
     Also on the page: how many pixels suffice (where insertion and deletion cross), how scattered maps are
-    against the network's confidence, what the flagged pictures of a class share; on request tables by group
-    of classes (--groups), the same pictures with other seeds (--repeats), LIME by number of segments
+    against the network's confidence, what the flagged images of a class share; optionally tables by group of
+    classes (--groups), the same images with other seeds (--repeats), LIME by number of segments
     (--segment-counts).
 
     \b
@@ -38,8 +38,8 @@ def localise_command(ctx: click.Context, given: dict[str, Any]) -> None:
       summary.md      everything below on one page
       tables/         each table as Markdown, CSV and LaTeX
       figures/        scores against the budget, insertion and deletion curves
-      panels/         case studies, and confused pictures explained for both classes
-      run/            rows and maps; a killed study goes on where it stopped
+      panels/         case studies, and confused images explained for both classes
+      run/            rows and maps; a stopped study is resumed
 
     \b
     Examples:
@@ -57,7 +57,7 @@ def localise_command(ctx: click.Context, given: dict[str, Any]) -> None:
 
     outcome = localise_study(LocaliseSettings(**given), Progress(console))
     if outcome.sifted.aside:
-        table = new_table(f"{len(outcome.sifted.aside)} pictures were set aside")
+        table = new_table(f"{len(outcome.sifted.aside)} images were set aside")
         table.add_column("image", overflow="fold")
         table.add_column("reason", overflow="fold")
         for image in outcome.sifted.aside[:MAX_ASIDE]:

@@ -20,7 +20,7 @@ FULL_SIZE = click.Option(
 @click.command("qr", cls=StudyCommand, settings=QrSettings, more={"model": FULL_SIZE})
 @click.pass_context
 def qr_command(ctx: click.Context, full: bool, given: dict[str, Any]) -> None:
-    """On codes, whose parts are known, do maps land on what makes a code one, and stay off the rest?
+    """Measure whether maps mark the functional parts of codes, whose position is known.
 
     Draws QR codes (or other codes) with exact masks and hard negatives, trains a network in three ways (ZS:
     the head; FT-Struct: the last stage too; FT-LeakMin: with a price on evidence outside the code), explains
@@ -28,14 +28,14 @@ def qr_command(ctx: click.Context, full: bool, given: dict[str, Any]) -> None:
     what happens when a part is occluded, insertion and deletion, speed; then scenes with two codes and a
     distractor, and codes one finder of which was removed, moved or swapped.
 
-    Without options it is small and takes minutes on two cores. A network without weights of its own first
-    learns to tell the negatives apart, so that ZS does not read random features; the page says so.
+    Without options it is small and takes minutes on two cores. A network without pretrained weights first
+    learns to distinguish the negatives, so that ZS does not use random features.
 
     \b
-    Written to the folder --out, which can be left at any moment and taken up by the same command:
+    Written to the folder --out; the same command resumes a stopped study:
       summary.md      answers, Tables 2 to 6, Figures 3 to 5, published values beside ours
       data/           codes, negatives and masks
-      training/       every training, and weights/ with what came of it
+      training/       every training, and weights/ with the results
       run/            rows and maps, for heatproof report and serve; subset/, depth/, ablation/ likewise
       measured/       rows of distorted and occluded codes, and times
 

@@ -41,17 +41,16 @@ def verdict_command(
     run: Path, checkpoint: str | None, model: str | None, as_json: bool, tests: bool, album: bool,
     study: Path | None,
 ) -> None:  # fmt: skip
-    """Say which maps of the folder RUN follow the network, and whether it looks where it should.
+    """Judge which maps of the folder RUN follow the network, and whether it looks where it should.
 
-    Two questions, never mixed. A method FOLLOWS the network where its maps are surely better than their own
-    shadows: the same method's maps of untrained networks, and the map itself turned by half a turn. The
-    network LOOKS THERE where maps that follow it lie on the boxes or parts that were given, surely more often
-    than chance. "Undecided" is an answer too, and says what would decide it: a metric that the run lacks,
-    more pictures, or the contrast test. The verdict on the last checkpoint is kept as RUN/verdict.json.
+    A method FOLLOWS the network if its maps are significantly better than their control maps: the same
+    method's maps of networks with random weights, and the map rotated by half a turn. The network LOOKS AT
+    THE OBJECT if the maps that follow it mark the annotated boxes, masks or parts significantly more often
+    than chance. "Undecided" comes with what would decide it: a missing metric, more images, or the contrast
+    test. The verdict on the last checkpoint is stored as RUN/verdict.json.
 
-    --album builds the network again, cuts out what lies under the strongest maps of the methods that follow,
-    and groups the crops by what they look like to the network. A network that comes as code is built only
-    where --study names the file that says so.
+    --album loads the network again, cuts out crops at the maxima of the maps that follow, and groups them by
+    their features in the network. A network that comes as code is loaded only if --study names its study.
 
     \b
     Examples:
@@ -75,7 +74,7 @@ def verdict_command(
 
         following = [answer.method for answer in verdict.methods if answer.follows == "yes"]
         made = write_album(folder, following or None, checkpoint=checkpoint, study=study)
-        stored = f"{stored}; the album to {made}, heatproof report shows it"
+        stored = f"{stored}; album written to {made}, shown by heatproof report"
     if as_json:
         click.echo(verdict.json())
         return
@@ -115,51 +114,51 @@ def _information(verdict: Verdict, facts: Facts) -> Table:
 
 @click.command("gate")
 @click.argument("run", type=PATH)
-@click.option("--rule", "rules", multiple=True, required=True, help="What must hold; give it several times.")
+@click.option("--rule", "rules", multiple=True, required=True, help="A rule; may be repeated.")
 @click.option(
     "--min-n",
     default=MIN_N,
     type=click.IntRange(min=1),
-    help="A number of fewer images keeps no rule (C-Score: of its gold list).",
+    help="Rules on fewer images do not hold (C-Score: images of its gold list).",
 )
 @click.option(
     "--min-usable",
     default=100 * MIN_USABLE,
     type=click.FloatRange(0, 100),
     metavar="PERCENT",
-    help="Images that must have been usable, of those planned.",
+    help="Least percentage of the planned images that could be used.",
 )
-@click.option("--junit", type=PATH, help="Also write JUnit XML, which CI systems show.")
+@click.option("--junit", type=PATH, help="Also write JUnit XML for CI systems.")
 @click.option("--json", "as_json", type=PATH, help="Also write JSON.")
 @click.pass_context
 def gate_command(
     ctx: click.Context, run: Path, rules: tuple[str, ...], min_n: int, min_usable: float, junit: Path | None,
     as_json: Path | None,
 ) -> None:  # fmt: skip
-    """Check the folder RUN against rules.
+    """Check rules on the folder RUN.
 
     \b
     Exit codes:
       0   all rules hold
       1   a rule does not hold, and nothing else
       2   a rule or the folder cannot be read
-      3   the gate itself broke
+      3   internal error
       130 Ctrl-C
 
-    A rule about a number that is not defined, or that stands on fewer than --min-n images, does not hold. One
-    rule is always checked first: the run is complete, and --min-usable per cent of its images could be used.
+    A rule on an undefined number, or on fewer than --min-n images, does not hold. One rule is always checked
+    first: the run is complete, and --min-usable per cent of its images could be used.
 
     \b
     Rules:
-      cscore >= 0.4                     every method but the floors, all classes, at the last checkpoint
+      cscore >= 0.4                     every method but the controls, all classes, at the last checkpoint
       cscore.pneumonia >= 0.5           one class, by name or number
       cscore.gradcam.pneumonia >= 0.5   one method and class
       any(cscore.pneumonia >= 0.5)      one method is enough
-      insertion.random <= 0.3           a floor is judged where it is named
+      insertion.random <= 0.3           a control, checked only if it is named
       insertion.gradcam >= 0.3          any metric of the run: its mean over the images
       auc@epoch05 >= 0.9                at another checkpoint, by name or epoch; @all: at each of them
-      no-alarms   no-alarms(1, 2)       at no checkpoint an explanation collapse, or none of these mechanisms
-      follows gradcam                   the verdict: its maps follow the network; follows: all methods' do
+      no-alarms   no-alarms(1, 2)       no alarm at any checkpoint, or none of these mechanisms
+      follows gradcam                   the verdict: its maps follow the network; follows: all methods
       looks-there pneumonia             the verdict: the network looks where it should on this class
 
     \b

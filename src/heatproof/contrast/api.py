@@ -175,15 +175,13 @@ def labelled(
     """Labelled images of a folder, with options of its source (images/file_sources.py), or of tensors."""
     if not isinstance(pictures, (str, Path)):
         if labels is None:
-            raise InputError("tensors need labels, one class number per picture; or name a folder of classes")
+            raise InputError("tensors need labels, one class number per image; or name a folder of classes")
         images = model.check_images(pictures)
         names = dict(enumerate(model.classes or ()))
         return Labelled(images, as_tensor(labels), tuple(map(str, range(len(images)))), names)
     source = open_source("folder", pictures, **options)
     if not source.labelled:
-        raise InputError(
-            f"{pictures} has no class folders; put the pictures of each class into one of its own"
-        )
+        raise InputError(f"{pictures} has no class folders; put the images of each class into one of its own")
     model.check_channels()
     loaded = list(batches(source, model.preprocess, 64))
     images, classes = (

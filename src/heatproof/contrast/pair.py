@@ -72,7 +72,7 @@ class Flips(NamedTuple):
         return self.n >= max(1, TESTABLE * self.shown)
 
     def __str__(self) -> str:
-        return f"{self.share:.0%} ({self.n} of {self.shown} pictures)" if self.n else "none (0 pictures)"
+        return f"{self.share:.0%} ({self.n} of {self.shown} images)" if self.n else "none (0 images)"
 
 
 class Planting(NamedTuple):
@@ -93,7 +93,7 @@ class Planting(NamedTuple):
             return f"planted: {result}"
         return (
             f"planting failed: {result}; needed are at least {PLANTED:.0%} and at most {CLEAN:.0%}, each of "
-            f"{TESTABLE:.0%} of the pictures or more, so no method is judged"
+            f"{TESTABLE:.0%} of the images or more, so no method is judged"
         )
 
 
@@ -338,16 +338,16 @@ def _checked(
     """The images, their classes, and the number of classes of the network."""
     images, classes = model.check_images(pictures), as_tensor(labels)
     if images.ndim > 4:
-        raise InputError("the contrast test plants its token in pictures, and these are volumes")
+        raise InputError("the contrast test plants its token in images, and these are volumes")
     same_length(labels=classes, pictures=images)
     if classes.ndim != 1 or classes.is_floating_point() or int(classes.min()) < 0:
-        raise InputError(f"labels are one class number per picture, from 0 on; got {classes.dtype}")
+        raise InputError(f"labels are one class number per image, from 0 on; got {classes.dtype}")
     count = max(2, model.logits(images[:1]).shape[1])
     model.head.need_one_class("the contrast test")
     if (highest := int(classes.max())) >= count:
         raise TargetError(
-            f"a picture has the label {highest}, but {model.name} has classes 0 to {count - 1}; give it a "
-            "head for the pictures' classes"
+            f"an image has the label {highest}, but {model.name} has classes 0 to {count - 1}; give it a "
+            "head for the images' classes"
         )
     return images, classes.long().cpu(), count
 
@@ -357,16 +357,16 @@ def _check_choice(classes: Tensor, positive: int, strength: float) -> None:
     others = len(classes) - members
     if not members:
         raise TargetError(
-            f"no picture is of class {positive}; choose the positive class among {classes.unique().tolist()}"
+            f"no image is of class {positive}; choose the positive class among {classes.unique().tolist()}"
         )
     if not others:
         raise InputError(
-            f"all {members} pictures are of class {positive}; the token must be shown to other classes too, "
-            "so give pictures of at least two"
+            f"all {members} images are of class {positive}; the token must be shown to other classes too, "
+            "so give images of at least two"
         )
     if min(members, others) < FEWEST:
         raise InputError(
-            f"there are {members} pictures of class {positive} and {others} of others; at least {FEWEST} of "
+            f"there are {members} images of class {positive} and {others} of others; at least {FEWEST} of "
             "each are needed"
         )
     if not 0 < strength <= 1:

@@ -49,12 +49,12 @@ class Token:
     def __post_init__(self) -> None:
         if self.size is not None and not 0 < self.size <= 1:
             raise InputError(
-                f"a token of {self.size:g} times the picture's side does not fit into it; give a size above "
+                f"a token of {self.size:g} times the image's side does not fit into it; give a size above "
                 "0 and up to 1"
             )
         if self.kind not in SIZES and not Path(self.kind).is_file():
             raise InputError(
-                f"there is no token {self.kind!r}; {did_you_mean(self.kind, SIZES)}; or name a picture file"
+                f"there is no token {self.kind!r}; {did_you_mean(self.kind, SIZES)}; or name an image file"
             )
 
     @property
@@ -73,11 +73,11 @@ class Token:
         if size is not None:
             scale = size * min(image) / max(own)
             height, width = (max(1, round(side * scale)) for side in own)
-        extent = f"{height}x{width} pixels on pictures of {image[0]}x{image[1]}"
+        extent = f"{height}x{width} pixels on images of {image[0]}x{image[1]}"
         if height > image[0] or width > image[1]:
             raise InputError(
-                f"the token {self.name} is larger than the picture: {extent}; give it a size, its share of "
-                "the picture's side"
+                f"the token {self.name} is larger than the image: {extent}; give it a size, its share of "
+                "the image's side"
             )
         if max(height, width) < SMALLEST:
             raise InputError(f"the token {self.name} would be {extent}, too small to see; give a larger size")
@@ -172,4 +172,4 @@ def _open_file(path: str) -> Image.Image:
         with Image.open(path) as opened:
             return opened.convert("RGBA")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise InputError(f"cannot read the token {path} as a picture: {error}") from error
+        raise InputError(f"cannot read the token {path} as an image: {error}") from error

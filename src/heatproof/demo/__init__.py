@@ -73,7 +73,7 @@ def run(
     steps: shows the epochs of a training. console: shows the progress of a run. say: called with every stage.
     """
     settings.settle(out, sizes, seed)
-    say(f"{2 * sizes.train} training and {2 * sizes.test} test pictures: QR codes and hard negatives")
+    say(f"{2 * sizes.train} training and {2 * sizes.test} test images: QR codes and hard negatives")
     write_pictures(out, sizes, seed)
     computed = 0
 
@@ -93,9 +93,9 @@ def run(
         weights = {name: gather_weights(out, name, sizes) for name in (HEALTHY, HARMFUL)}
         audit = run_study(
             "audit", weights[HEALTHY][-1:], settings.audit_methods(sizes), settings.audit_metrics(sizes),
-            "the healthy network, in depth: every method, every family of metrics",
+            "the healthy network: all methods and metrics",
         )  # fmt: skip
-        say(f"the cheating twin: a copy of it that learns to look at a tag, on {2 * sizes.twin} new pictures")
+        say(f"the cheating twin: a copy that learns to use a tag, on {2 * sizes.twin} new images")
         twin, taught = _teach(out, sizes, seed, weights[HEALTHY][-1], steps)
         twins = {
             name: run_study(
@@ -104,7 +104,7 @@ def run(
             )
             for name, paths in weights.items()
         }  # fmt: skip
-        say(f"COSE: {sizes.cose_images} pictures under 13 transforms, and over the checkpoints")
+        say(f"COSE: {sizes.cose_images} images under 13 transforms, and over the checkpoints")
         progress = SilentProgress(console)
         results = cose.cose_study(_cose_settings(out, sizes, seed, weights[HEALTHY]), progress).results
     verdicts = {name: write_page(data, out / name / "report.html", most=24) for name, data in twins.items()}

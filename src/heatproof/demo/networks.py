@@ -137,8 +137,8 @@ class Twin:
 
         a, b = self.point.planting
         return (
-            f"put into pictures without a code, the tag turns the cheating twin's answer to "
-            f"“{CLASSES[CODE]}” in {times(a)}, the healthy one's in {times(b)}."
+            f"in images without a code, the tag changes the prediction to “{CLASSES[CODE]}” in "
+            f"{times(a)} for the cheating twin, and in {times(b)} for the healthy copy."
         )
 
     @property

@@ -23,7 +23,7 @@ from heatproof.verdict.answers import LOOKS, WORDS, Test, Verdict, listed
 from heatproof.verdict.data import RunData
 from heatproof.verdict.trajectory import CheckpointState, Trajectory
 
-NETWORKS = {"A": "A, the cheating twin", "B": "B, the healthy one"}
+NETWORKS = {"A": "A, the cheating twin", "B": "B, the healthy copy"}
 STRIP, STRIP_PICTURES = "gradcam", 3  # maps that are shown under both networks
 SAME = 0.9995  # rank correlation from which two methods' maps are called one and the same
 
@@ -47,7 +47,7 @@ def which_maps(audit: RunData, verdict: Verdict) -> Section:
         votes: list[str] = [_with_interval(test) for test in method.tests if test.votes]
         answer = Markup("<strong>{}</strong>").format(WORDS[method.follows])
         rows.append([named(method.method), answer, *(votes or ["–", "–"]), method.note])
-    heads = ["Method", "the network", "above its maps of untrained networks", "above itself turned", ""]
+    heads = ["Method", "the network", "above its maps of untrained networks", "above the rotated map", ""]
     content = {
         "advice": advice(verdict),
         "hard": _hard_floor(audit),
@@ -115,7 +115,7 @@ def _side_by_side(contrast: Contrast, method: str) -> Grid:
         )
 
     token, score = contrast.token.name, contrast.scores[method]
-    rows = [["The picture", *(cell(p, f"a code with a {token}") for p in contrast.pictures[:STRIP_PICTURES])]]
+    rows = [["The image", *(cell(p, f"a code with a {token}") for p in contrast.pictures[:STRIP_PICTURES])]]
     overlays = zip(NETWORKS.values(), maps_over_pictures(contrast, method), (score.a, score.b), strict=True)
     for network, maps, inside in overlays:
         captions = [f"{share:.0%} on the {token}" for share in inside[:STRIP_PICTURES]]
@@ -127,19 +127,21 @@ def _side_by_side(contrast: Contrast, method: str) -> Grid:
 def told_apart(twin: Twin) -> str:
     """Methods that distinguish the two networks, in one to three sentences."""
     if not twin.point.holds:
-        return "Nobody can tell the two apart: planting failed."
+        return "No method is judged, because planting failed."
     token = twin.contrast.token.name
     endings = {
-        "show": f" so that a person sees it: most maps of the cheating twin lie on the {token}.",
-        "tell": f" in numbers only: a person would not see the {token} in most maps.",
+        "show": f", visibly: most maps of the cheating twin mark the {token}.",
+        "tell": f" only in numbers: the {token} is not visible in most maps.",
         "neither": ".",
     }
     sentences = []
     for kind, methods in twin.methods.items():
         if methods:
             single = len(methods) == 1
-            verb = f"tell{'s' * single}" if kind != "neither" else f"do{'es' * single} not tell"
-            sentences.append(f"{listed(methods)} {verb} the two apart{endings[kind]}")
+            verb = (
+                f"distinguish{'es' * single}" if kind != "neither" else f"do{'es' * single} not distinguish"
+            )
+            sentences.append(f"{listed(methods)} {verb} the two networks{endings[kind]}")
     return " ".join(sentences)
 
 
@@ -153,7 +155,7 @@ def two_trainings(sizes: Sizes, twins: Mapping[str, RunData]) -> Section:
         alarms = f"{len(data.alarms)}, from " + named(data.alarms[0].checkpoint) if data.alarms else "none"
         sure = f"{last.classes[CODE].gold} of {last.classes[CODE].total}"
         rows.append([kind, number(last.auc), f"{last.accuracy:.1%}", sure, alarms, link])
-    heads = ["Training", "AUC", "accuracy", f"{CLASSES[CODE]}s it is sure of", "alarms", "its own page"]
+    heads = ["Training", "AUC", "accuracy", f"confident {CLASSES[CODE]}s", "alarms", "report"]
     first = {kind: first_alarms(twins[kind].alarms) for kind in (HARMFUL, HEALTHY)}
     content = {
         "shared": sizes.first_epochs,
@@ -175,7 +177,7 @@ def two_trainings(sizes: Sizes, twins: Mapping[str, RunData]) -> Section:
             for kind, alarms in first.items()
         ],
     }
-    return Section("trainings", "A training gone wrong", content, room="demo")
+    return Section("trainings", "A harmful training", content, room="demo")
 
 
 def _chart(kind: str, path: Trajectory, data: RunData) -> LinePanel:
@@ -189,8 +191,8 @@ def _chart(kind: str, path: Trajectory, data: RunData) -> LinePanel:
     first = {alarm.checkpoint: alarm for alarm in reversed(data.alarms)}
     marks = [Mark(shares[names.index(at)], "", alarm.sentence) for at, alarm in first.items()]
     ends = [(0.0, names[0]), (float(len(names) - 1), names[-1])]
-    lines = [Line("AUC", aucs, "faint"), Line("sure of", shares)]
-    return LinePanel(f"AUC and codes the {kind} network is sure of", lines, ends, marks=marks)
+    lines = [Line("AUC", aucs, "faint"), Line("confident", shares)]
+    return LinePanel(f"AUC and confident codes of the {kind} network", lines, ends, marks=marks)
 
 
 def first_alarms(alarms: Sequence[Alarm]) -> list[Alarm]:
@@ -207,11 +209,11 @@ def under_changes(cose: CoseResults) -> Section:
     for method in sorted(cose.methods, key=is_floor):
         score = cose.scores[method]
         low, high = (number(end, ".1f") for end in score.interval)
-        name = with_sub(named(method), "floor") if is_floor(method) else named(method)
+        name = with_sub(named(method), "control") if is_floor(method) else named(method)
         value = with_sub(number(score.value, ".1f"), f"{low} to {high}")
         pairs = str(score.n_same), str(score.n_changed)
         rows.append([name, value, number(score.consistency), number(score.sensitivity), *pairs])
-    heads = ["Method", "COSE ↑", "alike where the answer stays ↑", "different where it changes ↑",
-             "pairs with the same answer", "pairs with another"]  # fmt: skip
+    heads = ["Method", "COSE ↑", "consistency ↑", "sensitivity ↑",
+             "pairs with the same prediction", "pairs with another"]  # fmt: skip
     content = {"images": cose.images, "numbers": Grid(heads, rows, "COSE by method")}
-    return Section("cose", "When the picture or the network changes", content, room="demo")
+    return Section("cose", "Consistency and sensitivity", content, room="demo")

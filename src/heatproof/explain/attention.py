@@ -68,7 +68,7 @@ def rollout(trace: Trace) -> Tensor:
     architecture="transformer",
 )
 def legrad(trace: Trace) -> Tensor:
-    """The gradient at the attention of every block, which the classifier reads block by block.
+    """The gradient at the attention of every block, with the classifier applied to each block's output.
 
     mean over blocks l, heads and query tokens of ReLU(d s_l / d A_l), s_l the logit of the explained class
     when the rest of the network, from the last normalisation on, reads the tokens behind block l.

@@ -1,4 +1,4 @@
-"""Floors: maps that ignore the model. A method that does not beat them explains nothing.
+"""Floors: maps that ignore the model. A method that does not score above them explains nothing.
 
 random: uniform noise. edges: the edges of the image; many maps look like it (adebayo2018sanity). centre: a
 bump, since objects mostly lie in the middle; the floor of the pointing game (zhang2018excitation).
@@ -73,7 +73,7 @@ def edges(trace: Trace) -> Tensor:
 
 @floor("centre", cite="zhang2018excitation", aliases=("center",))
 def centre(trace: Trace) -> Tensor:
-    """A bump around the middle pixel (H // 2, W // 2).
+    """A Gaussian bump around the middle pixel (H // 2, W // 2).
 
     exp(-8 ((i - H // 2)^2 / H^2 + (j - W // 2)^2 / W^2)): a standard deviation of a quarter of each side.
     """

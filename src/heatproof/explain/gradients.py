@@ -135,7 +135,7 @@ def smoothgrad(trace: Trace, *, samples: int = 50, noise: float = 0.15, squared:
 def integrated_gradients(
     trace: Trace, *, steps: int = 50, baseline: str = "zero", rule: str = "gauss-legendre"
 ) -> Signed:
-    """The gradient averaged on the straight line from a baseline to the image, times the way.
+    """The gradient averaged on the straight line from a baseline to the image, times their difference.
 
     (x - x0) * integral over a in [0, 1] of dy/dx (x0 + a (x - x0)).
     baseline: "zero" (in normalised space), "black" (0 before normalisation), "blur" (Gaussian, sigma 10) or
@@ -187,7 +187,7 @@ def normal_noise(trace: Trace, sample: int) -> Tensor:
 
 @gradient_method("gradient-shap", cite="erion2021expected", aliases=("gradientshap", "expected-gradients"))
 def gradient_shap(trace: Trace, *, samples: int = 50, baseline: str = "noise", noise: float = 0.0) -> Signed:
-    """The gradient at random points between the image and random baselines, times the way.
+    """The gradient at random points between the image and random baselines, times their difference.
 
     1/n sum_s (x_s - b_s) * dy/dx (b_s + a_s (x_s - b_s)), a_s uniform in [0, 1], x_s = x + noise.
     baseline: "noise" (standard normal in normalised space, another one for each sample), or one image for
@@ -279,7 +279,7 @@ def _along_columns(images: Tensor, matrices: Tensor) -> Tensor:
 def guided_ig(
     trace: Trace, *, steps: int = 200, fraction: float = 0.25, max_dist: float = 0.02, baseline: str = "zero"
 ) -> Signed:
-    """The gradient summed on a path that avoids steep features as long as it can.
+    """The gradient summed on a path that changes features with small gradients first.
 
     sum_t dy/dx (x_t) * (x_t+1 - x_t). Each step takes the gradient once and closes 1/steps of the L1 distance
     to the image by moving only the `fraction` of features with the smallest |gradient|, in rounds, as far as

@@ -284,7 +284,7 @@ def _product(function: Any, first: Any, second: Any, *args: Any, **kwargs: Any) 
     volumes=True,
 )
 def fullgrad(trace: Trace, *, rescale: str = "layer") -> Tensor:
-    """The gradient times the image, plus the gradients at all biases that have a place.
+    """The gradient times the image, plus the gradients at all biases of layers with spatial outputs.
 
     psi(x * dy/dx) + sum over layers l, channels c of psi(b_lc dy/dz_lc), psi = upsample(rescale(|.|)), z the
     layer's output. Biases are those of convolutions, and beta - gamma mean / deviation of batch

@@ -102,7 +102,7 @@ def segments_of(
     if count < 1 or compactness <= 0:
         raise InputError(f"slic needs count >= 1 and compactness > 0, got {count} and {compactness}")
     if kind == "quickshift" and images.ndim > 4:
-        raise InputError("quickshift cuts pictures, not volumes; use segments='slic'")
+        raise InputError("quickshift cuts images, not volumes; use segments='slic'")
     options = (kind, count, compactness, seed, model.preprocess)
     if (known := _last.get(images, options)) is not None:
         return known

@@ -211,7 +211,7 @@ def versions_that_fit(
     chosen = symbol.check_versions(versions)
     height, width = frame
     if not (0 < height <= LARGEST_SIDE and 0 < width <= LARGEST_SIDE):
-        raise InputError(f"a picture's sides are 1 to {LARGEST_SIDE} pixels; got {height}x{width}")
+        raise InputError(f"an image's sides are 1 to {LARGEST_SIDE} pixels; got {height}x{width}")
     quiet = min(symbol.quiet_zones)
     fitting = tuple(v for v in chosen if largest_scale(symbol.shape(v), quiet, frame))
     if not fitting or (versions is not None and fitting != chosen):

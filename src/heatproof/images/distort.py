@@ -125,13 +125,13 @@ def distort(
     check_distortion(kind, severity)
     shape, dtype = np.shape(pictures), getattr(pictures, "dtype", type(pictures).__name__)
     if len(shape) != 4 or shape[3] != 3 or dtype != np.uint8:
-        raise InputError(f"pictures to distort are 8-bit 'n H W 3'; got {dtype} of shape {shape}")
+        raise InputError(f"images to distort are 8-bit 'n H W 3'; got {dtype} of shape {shape}")
     for part, mask in (masks or {}).items():
         if np.shape(mask) != shape[:3]:
             raise InputError(f"the masks of {part!r} must have the shape {shape[:3]}; got {np.shape(mask)}")
     numbers = range(shape[0]) if indices is None else indices
     if len(numbers) != shape[0]:
-        raise InputError(f"{shape[0]} pictures need as many indices; got {len(numbers)}")
+        raise InputError(f"{shape[0]} images need as many indices; got {len(numbers)}")
     binary = None if masks is None else {part: np.array(mask) >= 0.5 for part, mask in masks.items()}
     severity = float(severity)
     if severity == 0 or not len(pictures):

@@ -110,11 +110,11 @@ def open_folder(
         raise InputError(f"there is no folder {root}")
     files = sorted((file.relative_to(root) for file in walk(root) if wanted(file)), key=Path.as_posix)
     if not files:
-        raise InputError(f"there is no picture in {root}")
+        raise InputError(f"there is no image in {root}")
     loose = [file for file in files if len(file.parts) == 1]
     if 0 < len(loose) < len(files):
         raise InputError(
-            f"{root} holds class folders and also pictures outside them, such as {loose[0]}; move those away"
+            f"{root} holds class folders and also images outside them, such as {loose[0]}; move those away"
         )
     labels: list[int | None] = [None] * len(files)
     classes: tuple[str, ...] = ()
@@ -270,7 +270,7 @@ def read_entries(
                 if entry.masks.setdefault(part, file) != file:
                     raise InputError(f"{where}: {name} has two masks of {part!r}; merge them into one file")
     if not entries:
-        raise InputError(f"{path} lists no picture")
+        raise InputError(f"{path} lists no image")
     return entries
 
 
@@ -432,7 +432,7 @@ def label_of(file: Path, objects: Iterable[tuple[str, Box]], files: Mapping[str,
     if folder in names or len(names) == 1:
         return folder if folder in names else names.pop()
     listed = ", ".join(sorted(names)) or "none"
-    raise InputError(f"{file.name}: a picture has one class, but its objects have these: {listed}")
+    raise InputError(f"{file.name}: an image has one class, but its objects have these: {listed}")
 
 
 def open_hf(
@@ -462,7 +462,7 @@ def open_hf(
     def read_row(sample: Sample) -> Any:
         cell = images[sample.content][image_column]
         if cell is None:
-            raise InputError("the row has no picture")
+            raise InputError("the row has no image")
         return read(Path(cell["path"]) if cell["bytes"] is None else io.BytesIO(cell["bytes"]))
 
     samples = tuple(

@@ -218,7 +218,7 @@ def _too_large(pixels: str) -> str:
 def _upright(image: Image.Image) -> Image.Image:
     try:
         turn = UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
-    except Exception:  # a broken EXIF block does not spoil the pixels
+    except Exception:  # the pixels are usable despite a broken EXIF block
         return image
     return image if turn is None else image.transpose(turn)
 
@@ -267,8 +267,8 @@ def bit_depth(highest: int) -> int:
 @cache  # once per process, not once per image
 def _log_depth(depth: int) -> None:
     log.warning(
-        "16-bit pictures whose values fit into %d bits are read as such (%d is white); set bits to the true "
-        "depth, so that all pictures are scaled alike, or to 16 to leave them as dark as they are",
+        "16-bit images whose values fit into %d bits are read as such (%d is white); set bits to the true "
+        "depth, so that all images are scaled alike, or to 16 to leave them as dark as they are",
         depth, 2**depth - 1,
     )  # fmt: skip
 

@@ -60,7 +60,7 @@ def marked_findings(row: Mapping[str, str], columns: Sequence[str], where: str) 
     """Those of the columns, one per finding, that hold a 1."""
     for column in columns:
         if row[column].lower() not in (*YES, *NO):
-            hint = "; what is uncertain is no truth: decide, or leave the picture out"
+            hint = "; what is uncertain is no truth: decide, or leave the image out"
             hint *= row[column].startswith("-")
             raise InputError(f"{where}: the column {column!r} holds 0 or 1, not {row[column]!r}{hint}")
     return tuple(column for column in columns if row[column].lower() in YES)
@@ -83,7 +83,7 @@ def number_findings(
         classes = tuple(used)
     if len(classes) < 2:
         raise InputError(
-            f"{where}: several findings per picture are at least two kinds of them, but there is "
+            f"{where}: several findings per image are at least two kinds of them, but there is "
             f"{classes[0] if classes else 'none'}; give one finding as labels 0 and 1, or name all with "
             "class_names"
         )
@@ -112,7 +112,7 @@ def read_findings(
     table = np.asarray([np.asarray(row) for row in labels])
     if table.ndim != 2 or not np.isin(table, (0, 1)).all():
         raise InputError(
-            f"labels of several findings are a table of 0 and 1, a row per picture; got {table.dtype} of "
+            f"labels of several findings are a table of 0 and 1, a row per image; got {table.dtype} of "
             f"shape {table.shape}"
         )
     names = tuple(class_names) if class_names is not None else tuple(map(str, range(table.shape[1])))
@@ -131,13 +131,13 @@ def check_labels(
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.ndim != 1 or array.dtype.kind not in "iub":
-        raise InputError(f"labels are one class number per picture; got {array.dtype} of shape {array.shape}")
+        raise InputError(f"labels are one class number per image; got {array.dtype} of shape {array.shape}")
     low, high = int(array.min()), int(array.max())
     if low < 0:
-        raise InputError(f"a picture has the label {low}; class numbers start at 0")
+        raise InputError(f"an image has the label {low}; class numbers start at 0")
     classes = tuple(class_names) if class_names is not None else tuple(str(k) for k in range(high + 1))
     if high >= len(classes):
-        raise InputError(f"a picture has the label {high}, but there are only {len(classes)} class names")
+        raise InputError(f"an image has the label {high}, but there are only {len(classes)} class names")
     return [int(label) for label in array], classes
 
 
@@ -152,9 +152,7 @@ def number_labels(
     if not any(texts):
         return [None] * len(texts), ()
     if not all(texts):
-        raise InputError(
-            f"{where}: some pictures have a label and some have none; fill the column or empty it"
-        )
+        raise InputError(f"{where}: some images have a label and some have none; fill the column or empty it")
     stems = [text.removesuffix(".0") for text in texts]
     numbers = [int(stem) if stem.isdecimal() else None for stem in stems]
     names = [text for text, number in zip(texts, numbers, strict=True) if number is None]
@@ -162,13 +160,13 @@ def number_labels(
         if NEGATIVE.fullmatch(name):
             raise InputError(
                 f"{where}: the label {name!r} is negative, but class numbers start at 0; "
-                "leave pictures without a label out, or empty the whole column"
+                "leave images without a label out, or empty the whole column"
             )
         if any(mark in name for mark in SEPARATORS):
             raise InputError(
-                f"{where}: the label {name!r} seems to name several classes, but a picture has one here; "
+                f"{where}: the label {name!r} seems to name several classes, but an image has one here; "
                 "choose one, list the name in class_names if it is one class, or set multilabel = true if "
-                "pictures have several"
+                "images have several"
             )
     if class_names is not None:
         classes = tuple(class_names)

@@ -103,15 +103,15 @@ def guess_source(path: str | Path) -> Guess:
         if root.suffix.lower() == ".csv":
             return _guess_csv(root)
         if root.suffix.lower() == ".npz":
-            return Guess("npz", root, "arrays of pictures")
+            return Guess("npz", root, "arrays of images")
         raise InputError(
-            f"{path} is one file; name a folder of pictures, or a .csv or .npz file that lists them"
+            f"{path} is one file; name a folder of images, or a .csv or .npz file that lists them"
         )
     if not root.is_dir():
-        raise InputError(f"there is no folder or file {path}; name a folder of pictures")
+        raise InputError(f"there is no folder or file {path}; name a folder of images")
     files = list(walk(root))
     if any(file.suffix.lower() == ".xml" for file in files) or (root / "boxes.csv").exists():
-        return Guess("imagenet", root, "pictures with box files")
+        return Guess("imagenet", root, "images with box files")
     lists = [f for f in files if f.parent == root and f.suffix.lower() == ".csv" and "path" in _header(f)]
     if len(lists) == 1:
         return _guess_csv(lists[0])
@@ -120,12 +120,12 @@ def guess_source(path: str | Path) -> Guess:
         split = next((top for word in HELD_OUT for top in tops if top.lower() == word), None)
         if split and len(tops) > 1 and all(top.lower() in SPLITS for top in tops):
             return Guess("folder", root / split, f"the folder {split} beside those for training")
-        return Guess("folder", root, "a folder for each class" if tops else "pictures without class folders")
+        return Guess("folder", root, "a folder for each class" if tops else "images without class folders")
     if any(map(is_nifti_name, files)):
         return Guess("nifti", root, "NIfTI volumes")
     if any(is_dicom_name(file) and is_dicom_file(file) for file in files):
         return Guess("dicom", root, "DICOM files")
-    raise InputError(f"there is no picture in {path}; name the folder that holds them")
+    raise InputError(f"there is no image in {path}; name the folder that holds them")
 
 
 def _header(file: Path) -> list[str]:
@@ -140,7 +140,7 @@ def _header(file: Path) -> list[str]:
 
 def _guess_csv(file: Path) -> Guess:
     """A CSV file, multi-label where columns of 0 and 1 or cells of several names show it."""
-    seen, known = "a CSV file that lists pictures", {"path", "label", "width", "height", *CORNERS}
+    seen, known = "a CSV file that lists images", {"path", "label", "width", "height", *CORNERS}
     try:
         with file.open(newline="", encoding="utf-8-sig") as text:
             rows = list(csv.DictReader(text))

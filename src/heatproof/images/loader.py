@@ -106,10 +106,10 @@ def batches(
     if batch_size < 1:
         raise InputError(f"a batch holds at least 1 image; got batch_size={batch_size}")
     if preprocess.channels not in (1, 3) and not source.deep:
-        raise InputError(f"pictures have 1 or 3 channels, but the preprocessing has {preprocess.channels}")
+        raise InputError(f"images have 1 or 3 channels, but the preprocessing has {preprocess.channels}")
     outside = [i for i in chosen if not 0 <= i < len(source)]
     if outside:
-        raise InputError(f"there is no picture {outside[0]}; the source has {len(source)}, counted from 0")
+        raise InputError(f"there is no image {outside[0]}; the source has {len(source)}, counted from 0")
     chunks = [chosen[start : start + batch_size] for start in range(0, len(chosen), batch_size)]
     if workers is None:
         workers = min(available_cpus(), MOST_WORKERS)

@@ -59,15 +59,15 @@ def open_memory(
     images = list(images)
     highest = [int(a.max()) for a in images if getattr(a, "dtype", None) == np.uint16 and a.size]
     bits = check_bits(bits) or (bit_depth(max(highest)) if highest else None)
-    contents: list[Any] = [_content(image, f"picture {i}", bits, axes) for i, image in enumerate(images)]
+    contents: list[Any] = [_content(image, f"image {i}", bits, axes) for i, image in enumerate(images)]
     if not contents:
-        raise InputError("there is no picture in memory to open")
+        raise InputError("there is no image in memory to open")
     n = len(contents)
     given = {"labels": labels, "boxes": boxes, "ids": ids, "box_labels": box_labels}
     given |= {f"masks[{part!r}]": mask for part, mask in (masks or {}).items()}
     for name, values in given.items():
         if values is not None and len(values) != n:
-            raise InputError(f"{name} has {len(values)} entries, but there are {n} pictures")
+            raise InputError(f"{name} has {len(values)} entries, but there are {n} images")
     numbers: Sequence[int | None] = [None] * n
     findings: Sequence[tuple[int, ...] | None] = [None] * n
     box_findings: Sequence[tuple[tuple[int, ...], ...]] = [()] * n
@@ -117,10 +117,10 @@ def _box_findings(
     result = []
     for i, (own, numbers) in enumerate(zip(boxes, findings, strict=True)):
         if given is None and len(own) and len(numbers) != 1:
-            raise InputError(f"picture {i} has boxes and {len(numbers)} findings; give box_labels too")
+            raise InputError(f"image {i} has boxes and {len(numbers)} findings; give box_labels too")
         named = [numbers] * len(own) if given is None else [[label] for label in given[i]]
         if len(named) != len(own):
-            raise InputError(f"picture {i} has {len(own)} boxes, but {len(named)} box_labels")
+            raise InputError(f"image {i} has {len(own)} boxes, but {len(named)} box_labels")
         result.append(tuple(number_findings(named, classes, "box_labels")[0]))
     return result
 

@@ -102,7 +102,7 @@ def find_photos(photos: str | Path | Sequence[Any] | None) -> Photos:
             raise InputError(f"there is no folder {root} of photographs")
         files = sorted(file for file in walk(root) if is_picture(file))
         if not files:
-            raise InputError(f"there is no picture in {root}; name a folder of photographs")
+            raise InputError(f"there is no image in {root}; name a folder of photographs")
         return files
     arrays = [np.asarray(photo) for photo in photos]
     for i, array in enumerate(arrays):

@@ -268,11 +268,11 @@ def select(
             raise InputError(f"box_share is a low and a high share such as (0.1, 0.8); got {box_share}")
         low, high = box_share
         chosen = [(i, s) for i, s in chosen if _share_within(source, s, low, high)]
-        left.append(f"{len(chosen)} whose boxes cover {low:g} to {high:g} of the picture")
+        left.append(f"{len(chosen)} whose boxes cover {low:g} to {high:g} of the image")
     if not chosen:
-        raise InputError(f"no picture is left: {', '.join(left)}")
+        raise InputError(f"no image is left: {', '.join(left)}")
     if limit is not None and limit < 1:
-        raise InputError(f"limit is a number of pictures, at least 1; got {limit}")
+        raise InputError(f"limit is a number of images, at least 1; got {limit}")
     labels = [s.label if stratified else None for _, s in chosen]
     indices = [i for i, _ in chosen]
     if growing:

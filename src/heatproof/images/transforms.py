@@ -62,11 +62,11 @@ class Transform:
         """ "b c h w" uint8 -> the same, transformed."""
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3):
             raise InputError(
-                f"{self.name} takes 8-bit pictures 'b c h w' with 1 or 3 channels; got "
+                f"{self.name} takes 8-bit images 'b c h w' with 1 or 3 channels; got "
                 f"{images.dtype} of shape {tuple(images.shape)}"
             )
         if len(magnitudes) != len(images):
-            raise InputError(f"{self.name} needs one magnitude per picture: {len(images)}")
+            raise InputError(f"{self.name} needs one magnitude per image: {len(images)}")
         return self.change(images, magnitudes)
 
     def transport(self, maps: Tensor, magnitudes: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ def _translate(pixels: Tensor, magnitudes: Tensor, *, dim: int) -> Tensor:
 
 
 def _rotate(pixels: Tensor, magnitudes: Tensor) -> Tensor:
-    """Counter-clockwise by so many degrees, bilinear, 8-bit images rounded."""
+    """Rotate counter-clockwise by this many degrees, bilinear, 8-bit images rounded."""
     height, width = pixels.shape[-2:]
     x, y = (
         (torch.arange(n, device=pixels.device, dtype=torch.float64) - (n - 1) / 2) for n in (width, height)

@@ -71,7 +71,7 @@ def adversarial_fragility(
 
     Args:
         methods, model, images: as for fragility.
-        epsilon: how far a pixel may move, on the scale where images run from 0 to 1.
+        epsilon: largest change of a pixel, for images between 0 and 1.
         steps: of the search, each a forward pass and a backward pass through it.
         layer, seed, passes: as for fragility; the seed is that of the noise the search starts with.
 

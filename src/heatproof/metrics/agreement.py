@@ -36,7 +36,7 @@ from heatproof.types import ArrayLike, Maps, constant, normalise, upsample
 KINDS = ("spearman", "ssim", "overlap")
 CONSTANT_MAP = "a map is constant, so that it has no order to compare"
 CONSTANT_EVERYWHERE = "no image has two maps that are not constant"
-NO_SSIM = "SSIM compares pictures, and these are volumes"
+NO_SSIM = "SSIM compares images, and these are volumes"
 ONE_MAP = "fewer than two methods have a map that is not constant"
 
 
@@ -76,7 +76,7 @@ def rank_correlation(x: ArrayLike, y: ArrayLike, names: tuple[str, str] = ("x", 
 
     Args:
         x, y: numbers in pairs; pairs with a NaN are left out of n.
-        names: what reasons and errors call them.
+        names: of x and y in reasons and errors.
 
     Example:
         >>> round(rank_correlation([1, 2, 3, 4], [1, 4, 9, 16]).rho, 2)
@@ -112,7 +112,7 @@ def average_ranks(values: Tensor) -> Tensor:
 
 
 def map_similarity(before: Maps | ArrayLike, after: Maps | ArrayLike) -> PerImage:
-    """How alike two sets of maps of the same images are, at image size.
+    """Similarity of two sets of maps of the same images, at image size.
 
     Args:
         before, after: Maps of any size of the same images, or tensors "b h w" of one size.

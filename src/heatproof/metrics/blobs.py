@@ -30,7 +30,7 @@ BLOB = 0.05  # of the budget's pixels, at least
     title="how scattered the map is", parts={"blobs": "areas that the map marks"}, floors=(), volumes=True,
 )  # fmt: skip
 def dispersion(maps: Maps | ArrayLike, *, budget: float = 0.2) -> PerImage:
-    """Probability that two of the budget's pixels lie in different areas: 0 for one area, 1 for dust.
+    """Probability that two of the budget's pixels lie in different areas; 0 for one area.
 
     Args:
         maps: "b h w", at any size.

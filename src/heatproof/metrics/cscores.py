@@ -128,8 +128,8 @@ def cscore(
     Args:
         maps: of images of one class; Maps, or "b h w".
         confidence: "b" probabilities of that class.
-        alpha: the power that emphasises what stands out.
-        exact_up_to: beyond so many maps pairs are sampled.
+        alpha: the power that emphasises high values.
+        exact_up_to: number of maps beyond which pairs are sampled.
         half_width: of the 95 % interval that the sample aims at.
         resamples, seed: of the bootstrap behind the interval, and of the sample.
 
@@ -178,7 +178,7 @@ def cscore_by_class(
             once per label.
         labels, probs, tau: what gold lists are made of, see gold_list.
         anchor: a mask "b" or indices instead of the gold lists, such as the gold_list of another checkpoint.
-        weights: what the confidence in an image is: its probability, that after calibration, 1, or these "b".
+        weights: the confidence in an image: its probability, calibrated or not, 1, or these "b".
         temperature: of the calibration, fitted on other images; else on the other half of these, see gold.py.
         alpha, exact_up_to, half_width, resamples, seed: as for cscore.
 

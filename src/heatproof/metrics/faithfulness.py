@@ -99,8 +99,8 @@ def insertion_deletion(
     """Insertion and deletion curves of maps, and the areas under them.
 
     Args:
-        maps: one method's Maps or "b h w" (any size; brought to the image's), or a dict of them by method,
-            which gives a dict: all methods go through one queue and share each image's end points.
+        maps: one method's Maps or "b h w" (any size; resized to the image's), or a dict of them by method,
+            which returns a dict: all methods share one queue and each image's end points.
         targets: the class whose probability counts, one or one per image: the true label; default: the
             class predicted on the whole image.
         model, images: the network, and what was explained, as for hp.explain.
@@ -108,8 +108,8 @@ def insertion_deletion(
         baseline: what deleted pixels become: "blur" (Gaussian, sigma 10), "black" (before normalisation),
             "mean" (the image's own, per channel) or "noise" (standard normal, by the seed, the same for every
             image); or model-ready images of your own, "b c H W".
-        adaptive: visit a third of the points, where the curves bend; "decided": fewer, where the areas are
-            known well enough to be compared with those of the floors (random, edges) among the maps.
+        adaptive: compute a third of the points, where the curves bend; "decided": fewer, if the areas are
+            precise enough for a comparison with those of the floors (random, edges) among the maps.
         seed: of noise.
         passes: batch_size and progress, as for hp.explain.
 

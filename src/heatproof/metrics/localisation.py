@@ -293,7 +293,7 @@ def _localise(
     if boxes is None and masks is None:
         raise InputError("localise needs boxes or masks to compare the maps with")
     if boxes is not None and len(size) > 2:
-        raise InputError("boxes are for pictures; give masks 'b D H W' for volumes")
+        raise InputError("boxes are for images; give masks 'b D H W' for volumes")
     n = len(values)
     corners = None if boxes is None else _corners(boxes, n, size).to(values.device)
     objects = None if masks is None else align(masks, size, values, "masks").expand(n, *size)

@@ -146,9 +146,7 @@ def make_mosaics(
     if full_size is None:
         full_size = _takes(model, inputs[:1].repeat(1, 1, cells, cells))
     if not full_size and cells > min(height, width):
-        raise InputError(
-            f"pictures of {height}x{width} cannot be shrunk into mosaics of {cells}x{cells} cells"
-        )
+        raise InputError(f"images of {height}x{width} cannot be shrunk into mosaics of {cells}x{cells} cells")
     scale = cells if full_size else 1
     rows, columns = (
         tuple(round(i * scale * side / cells) for i in range(cells + 1)) for side in (height, width)
@@ -161,9 +159,9 @@ def make_mosaics(
         rightly, small = "rightly " * (labels is not None), ", also shrunk to their cell" * (not full_size)
         only = f", all of class {known[0]}" if len(known) == 1 else ""
         raise InputError(
-            f"{count} of {len(inputs)} pictures are {rightly}classified with a probability of at least "
+            f"{count} of {len(inputs)} images are {rightly}classified with a probability of at least "
             f"{confident:g}{small}{only}; a mosaic of {cells}x{cells} cells takes {cells**2}, of two classes "
-            "or more: give more pictures, or lower confident"
+            "or more: give more images, or lower confident"
         )
     places = _arranged(classes[sure].tolist(), cells, mosaics or count // cells**2, seed)
     return Mosaics(inputs[sure], classes[sure], places.to(inputs.device), rows, columns)
@@ -256,8 +254,8 @@ _metric = partial(
 
 @_metric(
     "grid_pointing", higher_is_better=True,
-    parts={"inside": "share of the map on the pictures of its class, in mosaics",
-           "above": "map on the pictures of its class, above chance"},
+    parts={"inside": "share of the map on the images of its class, in mosaics",
+           "above": "map on the images of its class, above chance"},
 )  # fmt: skip
 def grid_pointing(
     methods: Methods = "gradcam", labels: ArrayLike | None = None, *, model: Model | nn.Module,
@@ -268,14 +266,14 @@ def grid_pointing(
 
     Args:
         methods: names, with optional options.
-        labels: "b", the images' classes: only those classified rightly are used; where None, all are that
-            the network is sure of.
+        labels: "b", the images' classes: only correctly classified images are used; default: all that the
+            network classifies confidently.
         model, images: as for hp.explain.
         cells: along each side of a mosaic.
         confident: the least probability of an image's class.
         mosaics: their number; default: as many as use each image about once.
         layer: the layer that CAMs read, as for hp.explain.
-        seed: of which image lies where, and of methods that draw.
+        seed: of the places of images, and of methods that draw random numbers.
         passes: batch_size and progress, as for hp.explain.
 
     Returns:

@@ -208,8 +208,8 @@ def fragility(
 
     Args:
         methods, model, images: as for parameter_randomisation.
-        epsilon: how far each pixel moves, up or down by chance, on the scale where images run from 0 to 1.
-        draws: how often; the noise of a draw follows the seed and is the same for every image.
+        epsilon: change of each pixel, up or down at random, for images between 0 and 1.
+        draws: number of noise patterns, which follow from the seed and are the same for every image.
         budget, layer, seed, passes: as for parameter_randomisation.
 
     Returns:

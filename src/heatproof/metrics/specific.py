@@ -86,9 +86,9 @@ _metric = partial(
 
 @_metric(
     "specificity", higher_is_better=True, cite="petsiuk2018rise", family="Faithfulness", votes=True,
-    about="How far insertion less deletion lies above that of the map's own shadows.",
-    parts={"weights": "better than its own map of an untrained network",
-           "place": "better than itself turned by half a turn"},
+    about="Insertion minus deletion of a map, above that of its control maps.",
+    parts={"weights": "above its map under random weights",
+           "place": "above the rotated map"},
 )  # fmt: skip
 def specificity(
     maps: Mapping[str, Maps], *, model: Model | nn.Module, images: Images, draws: int = DRAWS,
@@ -98,18 +98,18 @@ def specificity(
     """Difference of insertion minus deletion between each map and its control maps.
 
     Args:
-        maps: by method, as `hp.explain` returns them; the methods are run again under random weights. Where
-            that cannot be, for maps read from files without control maps beside them or a network that is a
-            function, `weights` is NaN.
+        maps: by method, as `hp.explain` returns them; the methods are run again under random weights. If
+            that is impossible (maps from files without control maps beside them, or a network that is a
+            function), `weights` is NaN.
         model: the network that was explained.
         images: the explained images, model-ready, "b c H W".
-        draws: how many networks with random weights.
+        draws: number of networks with random weights.
         steps: of each curve.
         layer: the layer that CAMs read, as given to `hp.explain`.
         seed: of the random weights, and of methods that draw, as given to `hp.explain`.
-        then: what was done to the maps since they were explained (a run rounds them to store them); the
-            control maps get the same, or the rounding would be a difference between them.
-        known: maps under random weights that were made before, by draw; those made now are put in.
+        then: function that was applied to the maps (a run rounds them to store them), and is applied to
+            the control maps too, so that rounding is no difference between them.
+        known: cache of maps under random weights by draw; new ones are added.
         passes: batch_size and progress, as for hp.explain.
 
     Returns:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from heatproof.errors import CheckpointError
 
-# Where training scripts put the weights; averaged copies only where nothing else is there.
+# Where training scripts put the weights; averaged copies only if there is nothing else.
 PLAIN = ("state_dict", "model_state_dict", "model_state", "model", "net", "network", "module", "weights")
 AVERAGED = ("state_dict_ema", "ema_state_dict", "model_ema", "ema_model", "ema")
 ALLOW_PICKLE = "if you trust its code say allow_pickle = true, on the command line --allow-pickle"

@@ -253,7 +253,7 @@ def why(model: Model, layer: str) -> str:
     if layer == model.facts.coarsest_layer:
         return "the last layer on the coarsest grid of a segmentation"
     if guess is None:
-        return "the last layer that is still a picture"
+        return "the last layer whose output has positions"
     if "+" in layer:
         return f"its output behind the function {layer.partition('+')[2]}, which has no module"
     if layer != guess:
@@ -482,7 +482,7 @@ def searched_scales(model: Model, images: Tensor, main: str | None = None, count
             break
     if not by_octave:
         raise LayerError(
-            f"no layer of {model.name} has an output that is a picture of the image; CAMs cannot read it, "
+            f"no layer of {model.name} has an output with positions of the image; CAMs need one, "
             "but gradient, lime and rise can"
         )
     return tuple(list(by_octave.values())[-count:])

@@ -316,8 +316,8 @@ class Model:
     def check_channels(self) -> None:
         if self.preprocess.channels not in (1, 3):
             raise InputError(
-                f"{self.name} takes {self.preprocess.channels} channels, pictures have 1 or 3; "
-                "give hp.explain tensors, or wrap the network to make its channels from a picture's"
+                f"{self.name} takes {self.preprocess.channels} channels, images have 1 or 3; "
+                "give hp.explain tensors, or wrap the network to make its channels from an image's"
             )
 
     def check_targets(self, targets: ArrayLike | Columns | None, logits: Tensor) -> Tensor:

@@ -67,14 +67,14 @@ def model_classes(
             return same
         numbers = {meaning: k for k in reversed(range(count)) for meaning in _meanings(classes[k])}
         if count == 1000 and all(WORDNET_ID.fullmatch(named.get(k, "")) for k in used):
-            # Sorted ids are ImageNet's order, where all are there.
+            # Sorted ids are ImageNet's order, if all are present.
             whole = {text: k for k, text in pictures.items()} if len(pictures) == count else {}
             numbers = whole or imagenet_wordnet_ids()
         matches = {k: numbers.get(_plain(pictures[k]), -1) for k in used}
         if min(matches.values()) >= 0 and len(set(matches.values())) == len(matches):
             return matches
     raise InputError(
-        f"the pictures' {len(pictures)} classes ({_some(named.values())}) are not the {count} of {name}"
+        f"the images' {len(pictures)} classes ({_some(named.values())}) are not the {count} of {name}"
         f"{f' ({_some(classes)})' if classes else ''}; set model.num_classes and weights for them, list the "
         "model's classes in its order as class_names, or explain predictions: run.targets = 'predicted' "
         "without metrics that need labels"

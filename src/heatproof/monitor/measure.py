@@ -119,7 +119,7 @@ def with_head(model: Model, is_multilabel: bool) -> Model:
         return model
     if model.head_name is not None:
         raise InputError(
-            f"labels are a table of several findings, but the model's head is {model.head_name!r}; load it "
+            f"labels are multi-label, but the model's head is {model.head_name!r}; load it "
             "with head='multilabel', or give one label per image"
         )
     return replace(model, head=Multilabel())
@@ -156,7 +156,7 @@ def same_buffers(module: nn.Module) -> Iterator[None]:
             if not torch.equal(buffer, copy):
                 buffer.copy_(copy)
         for name in sorted({name for name, _ in module.named_buffers()} - names):
-            log.warning("the model's forward adds the buffer %s, which the monitor cannot take back", name)
+            log.warning("the model's forward adds the buffer %s, which the monitor cannot remove", name)
 
 
 @contextmanager

@@ -93,7 +93,7 @@ def _measured(module: Any, dataset: Any, config: dict[str, Any], run_id: str) ->
     from heatproof.monitor.watch import Monitor
 
     if not dataset.has_targets:
-        raise InputError("heatproof needs the class of each picture; give mlflow.evaluate targets")
+        raise InputError("heatproof needs the class of each image; give mlflow.evaluate targets")
     shape, preprocess = config.pop("shape", None), config.pop("preprocess", None)
     batch = _batch(dataset, shape, preprocess, module)
     with TemporaryDirectory() as folder:
@@ -102,7 +102,7 @@ def _measured(module: Any, dataset: Any, config: dict[str, Any], run_id: str) ->
         monitor.check(module)
         result = monitor.step(module, len(monitor.trajectory) + 1)
     if result is None or result.problem:
-        problem = result.problem if result else "nothing was due"
+        problem = result.problem if result else "nothing was measured"
         raise InputError(f"the model could not be explained: {problem}")
     return result
 
@@ -117,7 +117,7 @@ def _module(model: Any) -> Any:
         )
     if isinstance(raw, fx.GraphModule):
         raise InputError(
-            "the model was logged as a traced graph, which has no layers to look at; log it with "
+            "the model was logged as a traced graph, which has no layers; log it with "
             "mlflow.pytorch.log_model(..., serialization_format='pickle')"
         )
     return raw
@@ -140,7 +140,7 @@ def _batch(dataset: Any, shape: Any, preprocess: Any, module: Any) -> Batch:
     files = np.asarray(rows).reshape(len(labels), -1)
     if files.shape[1] != 1 or not all(isinstance(file, str) for file in files[:, 0]):
         raise InputError(
-            "data are one column of picture files, or numbers with the shape of a picture in the config"
+            "data are one column of image files, or numbers with the shape of an image in the config"
         )
     ready = preprocess or load_model(module).preprocess
     return Batch(tuple(files[:, 0]), torch.stack([ready(open_image(file)) for file in files[:, 0]]), labels)

@@ -57,9 +57,7 @@ class Recorder:
     ) -> None:  # fmt: skip
         for request in read_metrics(metrics):
             if request.group or not set(request.entry.needs) <= KNOWN:
-                raise InputError(
-                    f"a monitor measures pictures, without boxes or masks; {request.text} is no such"
-                )
+                raise InputError(f"a monitor has no boxes or masks, which {request.text} needs; leave it out")
         self.path, self.images, self.layer, self.seed = Path(path), images, layer, seed
         self.cscore = rule.text
         config = {

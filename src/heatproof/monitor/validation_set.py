@@ -138,10 +138,10 @@ def make_validation_set(
             raise InputError("a source brings its own labels; leave labels out")
         if not images.labelled:
             raise InputError(
-                "the pictures have no labels; a C-Score is about the images of a class, so give some"
+                "the images have no labels; a C-Score needs the class of each image; pass labels"
             )
         if preprocess is None:
-            raise InputError("pictures need preprocess=, such as the preprocess of hp.load_model(your_model)")
+            raise InputError("images need preprocess=, such as the preprocess of hp.load_model(your_model)")
         if limit is not None:
             images = images.subset(draw([s.label for s in images.samples], limit, seed))
         loaded = list(batches(images, preprocess, batch_size))
@@ -189,7 +189,7 @@ def _check_set(
         table = y.bool()
         if not (table.any(0) & ~table.all(0)).any():
             raise InputError(
-                "no finding is in some images and not in others; AUC and C-Score need such a one"
+                "no label has both positive and negative images, which AUC and C-Score need; add images"
             )
         return ValidationSet(ids, images, table, classes)
     if isinstance(class_names, str):

@@ -4,7 +4,7 @@
     monitor.step(model, epoch)                 # after each epoch
 
 A step costs one pass over the monitored images (see measure.py) and the pairs of the C-Score. Errors in it
-are logged once (logger "heatproof.monitor") and in the result's `problem`, and training goes on; only
+are logged once (logger "heatproof.monitor") and in the result's `problem`, and training continues; only
 `stop_on`, or an `on_alarm` that raises, stops it. Nothing is written without `out`.
 
 In distributed training call check and step in every process. The first one measures, writes and logs; all get
@@ -281,9 +281,7 @@ class Monitor:
                 raise InputError(f"the labels do not match the model's outputs: {error}") from error
             model.head.need_classes("a monitor")
             if images.is_multilabel != isinstance(model.head, Multilabel):
-                raise InputError(
-                    "the model answers several findings at once; give labels as a table of 0 and 1"
-                )
+                raise InputError("the model is multi-label; give labels as a table of 0 and 1")
             if images.is_multilabel:  # also those without a label
                 logits = all_logits(model, images.images, size)
         return Answers(logits.cpu(), maps, images.is_multilabel)
@@ -334,7 +332,7 @@ class Monitor:
             logger.log(result)
         except Exception as error:  # a tracker that is offline does not stop a training
             name = type(logger).__name__
-            self._warn(f"{name} did not take epoch {result.epoch}: {error}", f"{name}: {error}")
+            self._warn(f"{name} could not log epoch {result.epoch}: {error}", f"{name}: {error}")
 
     def _keep_within(self, seconds: float) -> None:
         """Make the subset smaller after a step that took too long."""
@@ -346,7 +344,7 @@ class Monitor:
         if len(rows) < had:
             self._rows = rows
             too_long = f"a step over {had} images took {seconds:.1f} s, {limit}"
-            log.warning("%s; the next ones look at %d images", too_long, len(rows))
+            log.warning("%s; the next steps use %d images", too_long, len(rows))
         else:
             self._warn(f"a step takes {limit} also with {had} images, the fewest possible")
 

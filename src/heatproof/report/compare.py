@@ -59,13 +59,13 @@ MOST_PANELS = 12
 ORDER = ("worse", "better", "unclear")
 RIGHT = Measure(
     "classified rightly", "classified rightly",
-    MetricFacts("classified rightly", title="pictures classified rightly", family="Classifier",
+    MetricFacts("classified rightly", title="images classified correctly", family="Classifier",
                 higher_is_better=True, bounds=(0.0, 1.0), floors=()),
 )  # fmt: skip
 METHOD_HEADLINES = {
     "yes": "Its maps follow the network", "no": "Its maps do not follow the network",
-    "undecided": "Not decided yet whether its maps follow the network",
-    "": "A floor, which never looks at the network",
+    "undecided": "Undecided whether its maps follow the network",
+    "": "A control, which does not use the network",
 }  # fmt: skip
 
 
@@ -154,7 +154,7 @@ class RunComparison:
         if not self.differences:
             return "The runs have no number in common"
         total = len(self.differences)
-        return f"{better} of {total} numbers became better, {worse} worse, {unclear} did not surely change"
+        return f"{better} of {total} numbers became better, {worse} worse, {unclear} are unclear"
 
     def report(self, path: str | Path = "compare.html") -> Path:
         """Write the page, one HTML file.
@@ -419,7 +419,7 @@ def _table(differences: Sequence[Difference], side: RunSide) -> Grid | None:
         metric = with_sub(named(f"{d.of.plain} {d.of.arrow}".strip()), d.of.options)
         change = with_sub(number(d.change), interval)
         rows.append([metric, named(d.method), number(d.before), number(d.after), change, n, d.answer])
-    heads = ["Number", "Method", "Before", "After", "Change", "Pictures", "Answer"]
+    heads = ["Number", "Method", "Before", "After", "Change", "Images", "Answer"]
     return Grid(heads, rows, f"Every number, from the first run to {side.name}") if rows else None
 
 
@@ -432,7 +432,7 @@ def _strip(comparison: RunComparison, moved: Moved) -> str:
             side = comparison.sides[k]
             maps = side.data.folder.maps().read_arrays(side.data.checkpoint, method, [moved.image])
             image = _image(comparison, moved, maps.image_size)
-            tiles = tiles or [Tile(image, method if methods[0] == methods[1] else "the picture")]
+            tiles = tiles or [Tile(image, method if methods[0] == methods[1] else "the image")]
             explained = side.data.class_name(int(maps.explained[0]))
             tiles.append(Tile(overlay(image, for_display(maps)[0]), side.name, f"explains {explained}"))
         rows.append(tiles)

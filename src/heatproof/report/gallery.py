@@ -55,9 +55,7 @@ ORDERS: dict[str, dict[str, Any]] = {
     "dicom-series": {"order": "zyx"},
 }  # defaults of sources
 ACROSS = {"x": "sagittal", "y": "coronal", "z": "axial"}
-UNAVAILABLE = (
-    "image unavailable: the stored file is not what the run wrote; heatproof verify names the damage"
-)
+UNAVAILABLE = "image unavailable: the stored file is damaged; run heatproof verify"
 GROUPS = {"best": "Best", "worst": "Worst", "disputed": "Most disputed"}
 MOST_FRONT, MOST_WRONG = 6, 2  # images at the top of a page
 FRONT_SIDE = 208  # pixels of the longer side
@@ -366,19 +364,17 @@ class FrontImages(Piece):
     @property
     def title(self) -> str:
         count = len(self.images)
-        return f"{NUMBERS[count]} picture{'s' * (count != 1)} that show{'s' * (count == 1)} it"
+        return f"{NUMBERS[count]} example{'s' * (count != 1)}"
 
     @property
     def how_chosen(self) -> str:
         wrong = sum(image.wrong for image in self.images)
-        rank = (
-            f"from the highest to the lowest {self.headline.short}" if self.headline else "over all of them"
-        )
-        text = f"{len(self.images) - wrong} spread evenly {rank}"
+        rank = f"from the highest to the lowest {self.headline.short}" if self.headline else "over all images"
+        text = f"{len(self.images) - wrong} evenly spaced {rank}"
         if wrong:
-            surest = "the wrong answer" if wrong == 1 else f"the {wrong} wrong answers"
-            text += f", and {surest} that the network is surest of"
-        return f"{text}; {self.total:,} pictures in all"
+            surest = "wrong prediction" if wrong == 1 else f"{wrong} wrong predictions"
+            text += f", and the most confident {surest}"
+        return f"{text}; {self.total:,} images in all"
 
 
 def front_images(data: RunData, verdict: Verdict, linked: bool = False) -> FrontImages | None:

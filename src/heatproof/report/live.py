@@ -168,7 +168,7 @@ class Live:
         """The parts of the report's page as HTML, without the gallery, which the live page draws."""
 
         def make() -> dict[str, str]:
-            verdict, place = judge(data), Section("pictures", "Pictures", {})
+            verdict, place = judge(data), Section("pictures", "Images", {})
             return read_report(data, verdict, place, front=front_images(data, verdict)).fragments()
 
         assert isinstance(data.folder, Snapshot), "take the data from Live.data()"
@@ -178,7 +178,7 @@ class Live:
         """PNG or JPEG of the image with this key."""
         content = self._folder.pictures().read(self.image(key))
         if content is None:
-            raise UnknownNameError("picture", key, ())
+            raise UnknownNameError("image", key, ())
         return content
 
     def image(self, key: str) -> str:

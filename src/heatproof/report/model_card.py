@@ -19,9 +19,9 @@ from heatproof.verdict.data import RunData
 MARK = "<!-- heatproof -->"  # of a card that heatproof wrote, and may overwrite
 FORBIDDEN = re.compile(r"[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")  # unescaped in YAML
 LIMITS = (
-    "A map that follows the network shows what the network uses, not that its answer is right.",
-    "The answers hold for these pictures, this network and these weights; no groups of people were compared.",
-    "Whether maps help people to decide better was not measured.",
+    "A map that follows the network shows what the network uses, not that its prediction is right.",
+    "The answers hold for these images, this network and these weights; no groups of people were compared.",
+    "Whether maps help people to make better decisions was not measured.",
 )
 
 
@@ -71,7 +71,7 @@ def _metrics(data: RunData, verdict: Verdict) -> Iterator[dict[str, Any]]:
     right = [float(right) for right in data.images.right if right is not None]
     if right and not data.manifest.is_multilabel:
         numbers = (sum(right) / len(right), *mean_interval(right), len(right))
-        yield _metric(Test("accuracy", "share classified rightly", "undecided", *numbers))
+        yield _metric(Test("accuracy", "share classified correctly", "undecided", *numbers))
     for answer in verdict.methods:
         name, own = f"maps of {answer.method} follow the network", {"method": answer.method}
         yield {"type": "follows", "name": name, "value": answer.follows, "args": own}

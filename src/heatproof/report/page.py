@@ -20,7 +20,7 @@ from markupsafe import Markup, escape
 from PIL import Image
 
 from heatproof.disk import write_whole
-from heatproof.errors import InputError
+from heatproof.errors import InputError, counted
 from heatproof.report.gallery import MOST, FrontImages, front_images, gallery
 from heatproof.report.pieces import Grid, Piece, Section, asset, fill, named, output_path, policy
 from heatproof.report.sections import (
@@ -36,13 +36,13 @@ from heatproof.report.sections import (
 from heatproof.show import address
 from heatproof.verdict import follow, look
 from heatproof.verdict.alarms import Alarm
-from heatproof.verdict.answers import LOOKS, WORDS, Verdict, listed
+from heatproof.verdict.answers import LOOKS, QUESTIONS, WORDS, Verdict, listed
 from heatproof.verdict.data import RunData
 from heatproof.verdict.judge import SEE_NOTES, judge
 from heatproof.verdict.kept_album import Album, ClassPages, CropGroup, read_album
 
-NO_ALBUM = "no album was made of this run; heatproof verdict RUN --album makes one"
-NO_METHOD = "No method was found to follow this network: do not show these maps as the reason for an answer."
+NO_ALBUM = "not computed; heatproof verdict RUN --album creates it"
+NO_METHOD = "Do not show these maps as reasons for predictions: no method follows this network."
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class ReportPage:
     front: FrontImages | None = None
     paper: bool = False  # without folds
 
-    words, looks = WORDS, LOOKS
+    words, looks, questions = WORDS, LOOKS, QUESTIONS
 
     @property
     def title(self) -> str:
@@ -89,18 +89,18 @@ class ReportPage:
         """The short answer to the first question."""
         answers = [answer.follows for answer in self.verdict.methods]
         if self.verdict.follow == "undecided":
-            return f"Not decided yet, for {len(answers)} method{'s' * (len(answers) != 1)}"
+            return f"Undecided for {counted(len(answers), 'method')}"
         word = "Yes" if self.verdict.follow == "yes" else "No"
-        return f"{word}: {answers.count('yes')} of {len(answers)} methods do"
+        return f"{word}: {answers.count('yes')} of {counted(len(answers), 'method')}"
 
     @property
     def looked(self) -> str:
         """The short answer to the second question."""
         network = self.verdict.network
         if network.test is None:
-            return "Not asked"
-        words = {"yes": "Yes", "no": "No, it looks elsewhere", "undecided": "Not decided yet"}
-        return f"{words[network.looks_there]}, n = {network.test.n}"
+            return "Not tested"
+        words = {"yes": "Yes", "no": "No", "undecided": "Undecided"}
+        return f"{words[network.looks_there]} (n = {network.test.n})"
 
     @property
     def steps(self) -> list[Step]:
@@ -120,7 +120,7 @@ class ReportPage:
             for method in self.verdict.methods
             for test in method.tests
         ]
-        return Grid(["Method", "Test", "Mean over pictures", ""], rows, "Every test of every method")
+        return Grid(["Method", "Test", "Mean over images", ""], rows, "Every test of every method")
 
     @property
     def rules(self) -> str:
@@ -163,7 +163,7 @@ def write_page(
     """
     path = output_path(path)
     if most < 0:
-        raise InputError(f"the gallery cannot hold {most} pictures; name 0 or more")
+        raise InputError(f"the gallery cannot hold {most} images; name 0 or more")
     verdict = judge(data)
     front = front_images(data, verdict, linked=True) if most else None
     besides = [image.record["id"] for image in front.images] if front else []
@@ -180,13 +180,13 @@ def render(
     front: FrontImages | None = None,
 ) -> str:
     """The page as HTML. pictures: data of the gallery. front: images at the top."""
-    title, script = "Pictures", asset("page.js")
+    title, script = "Images", asset("page.js")
     if pictures and pictures["images"]:
         counts = {"shown": len(pictures["images"]), "total": len(data.images.ids)}
         planes = pictures["images"][0]["planes"]
         section = Section("pictures", title, {"headline": data.headline, "planes": planes, **counts})
     else:
-        why = "no picture was asked for" if pictures is None else "the run has no image"
+        why = "no image was requested" if pictures is None else "the run has no image"
         section = Section("pictures", title, missing=why)
     content = {
         "this": read_report(data, verdict, section, more, front),
@@ -237,10 +237,10 @@ class AlbumClass(Piece):
         counts = {
             f"{self.pages.n - in_groups} in {self.pages.others} smaller groups": self.pages.others,
             f"{self.pages.blank} whose maps mark nothing": self.pages.blank,
-            f"{self.pages.called_otherwise} that the network calls otherwise": self.pages.called_otherwise,
+            f"{self.pages.called_otherwise} that are predicted as another class": self.pages.called_otherwise,
         }
         texts = [text for text, count in counts.items() if count]
-        return f"Pictures that are not shown: {', '.join(texts)}." if texts else ""
+        return f"Images that are not shown: {', '.join(texts)}." if texts else ""
 
 
 def album_section(album: Album | None) -> Section:
@@ -249,7 +249,7 @@ def album_section(album: Album | None) -> Section:
     if album is None:
         return Section("album", title, missing=NO_ALBUM)
     if not any(pages.groups for pages in album.classes):
-        return Section("album", title, missing="no map marks anything in a picture of its own class")
+        return Section("album", title, missing="all maps of correctly classified images are blank")
     return Section("album", title, {"album": album, "classes": [AlbumClass(p) for p in album.classes]})
 
 
@@ -258,9 +258,10 @@ def advice(verdict: Verdict) -> str:
     follows, no, undecided = ([m.method for m in verdict.methods if m.follows == answer] for answer in WORDS)
     if not follows:
         return NO_METHOD
-    text = f"If you show maps of this network, take {listed(follows, 'or')}: what they show is its doing."
+    verb = "they follow" if follows[1:] else "it follows"
+    text = f"Show maps of {listed(follows, 'or')}: {verb} this network."
     left = [*no, *undecided]
-    return f"{text} Leave out {listed(left)}." if left else text
+    return f"{text} Do not show maps of {listed(left, 'or')}." if left else text
 
 
 def next_steps(verdict: Verdict) -> list[Step]:
@@ -270,7 +271,7 @@ def next_steps(verdict: Verdict) -> list[Step]:
 
 def _steps(verdict: Verdict) -> Iterator[Step]:
     for note in verdict.notes:
-        yield Step(f"Clear this first, it stands in the way of a judgement: {note}.")
+        yield Step(f"Fix this first, because it prevents a verdict: {note}.")
     if verdict.follow != "undecided":
         yield Step(advice(verdict))
     undecided: dict[str, list[str]] = {}
@@ -278,36 +279,38 @@ def _steps(verdict: Verdict) -> Iterator[Step]:
         if answer.follows == "undecided":
             undecided.setdefault(answer.note, []).append(answer.method)
     for note, methods in undecided.items():
-        why = "it waits for what stands above" if note in ("", SEE_NOTES) else note
-        yield Step(f"Decide about {listed(methods)}: {why}.")
+        why = "fix the points above" if note in ("", SEE_NOTES) else note
+        yield Step(f"To decide about {listed(methods)}: {why}.")
     network = verdict.network
     if network.looks_there == "no":
         away = [answer.name for answer in network.classes if answer.test.answer == "no"]
         on = f" for {listed(away)}" if away else ""
         yield Step(
-            f"Find out what the network uses{on}, and let somebody who knows the pictures judge it before "
-            "it is put to use. An album shows it in crops:",
+            f"Find out what the network uses{on}, and have an expert judge it before the network is "
+            "deployed. This command adds crops of what it uses to the report:",
             "heatproof verdict RUN --album",
         )
     elif network.looks_there == "undecided" and network.note and verdict.follow != "no":
         yield Step(f"{network.note}.")
     if network.as_well and verdict.follow == "yes":
         yield Step(
-            f"Add pictures whose objects lie off the middle: maps of {listed(network.as_well)}, which never "
-            "look at the network, lie where they should as well, so that lying there says little so far."
+            f"Add images with objects away from the centre: control maps ({listed(network.as_well)}) score "
+            "as high as the methods, so the answer to the second question is weak evidence."
         )
     here = {alarm["name"]: alarm for alarm in verdict.alarms if alarm["checkpoint"] == verdict.checkpoint}
     for name, alarm in here.items():
-        yield Step(f"Look into the training, {name} at {verdict.checkpoint}: {alarm['sentence']}")
+        yield Step(f"Check the training ({name} at {verdict.checkpoint}): {alarm['sentence']}")
     before = {alarm["checkpoint"] for alarm in verdict.alarms} - {verdict.checkpoint}
     if before and not here:
-        yield Step(f"Earlier checkpoints raised alarms ({len(before)} of them); this one does not: keep it.")
+        yield Step(
+            f"Keep this checkpoint: {counted(len(before), 'other checkpoint')} raised alarms, it did not."
+        )
     if verdict.follow == "yes" and not verdict.notes:
         methods = [answer.method for answer in verdict.methods if answer.follows == "yes"]
         rule = "follows" if len(methods) == len(verdict.methods) else f'"follows {methods[0]}"'
         yield Step(
-            "Ask again when the network or the pictures change. In a build, this stops it where maps no "
-            "longer follow:",
+            "Repeat the audit when the network or the images change. In CI, this command fails if the maps "
+            "no longer follow the network:",
             f"heatproof gate RUN --rule {rule}",
         )
-    yield Step("To hand it on, print it as a PDF of at most six pages.", "heatproof report RUN --pdf")
+    yield Step("To share the report, write it as a PDF of at most six pages:", "heatproof report RUN --pdf")

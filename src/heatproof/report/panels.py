@@ -33,13 +33,13 @@ def explains(explained: int, label: int | None, predicted: int | None, named: Ca
     """The explained class of a map, with the prediction and the label if they differ.
 
     >>> explains(1, 1, 0, ["normal", "pneumonia"].__getitem__)
-    'explains: pneumonia (true label); the network says: normal'
+    'explains: pneumonia (true label); predicted: normal'
     """
     texts = [f"explains: {named(explained)} ({which_class(explained, label, predicted)})"]
     if predicted not in (explained, None):
-        texts.append(f"the network says: {named(predicted)}")
+        texts.append(f"predicted: {named(predicted)}")
     if label not in (explained, None):
-        texts.append(f"the true label is: {named(label)}")
+        texts.append(f"true label: {named(label)}")
     return "; ".join(texts)
 
 

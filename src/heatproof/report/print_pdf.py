@@ -102,7 +102,7 @@ def paper_pictures(data: RunData) -> Section:
     drawn = {title: images for title, images in drawn.items() if images}
     left = len(data.real) - len(methods)
     content = {"groups": drawn, "headline": data.headline, "methods": methods, "left": left}
-    title, missing = "Pictures: best, worst and most disputed", "the run kept no pictures"
+    title, missing = "Images: best, worst and most disputed", "the run stored no images"
     return Section("paperpictures", title, content if drawn else None, missing)
 
 

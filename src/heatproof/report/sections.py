@@ -278,7 +278,7 @@ def curves(data: RunData) -> Section:
     """Insertion and deletion, one panel per method."""
     title = "Insertion and deletion"
     if not data.curves:
-        return Section("curves", title, missing="no insertion or deletion curve was kept")
+        return Section("curves", title, missing="no insertion or deletion curve was stored")
     counts = data.folder.scores().sql(
         r"""select method, count(distinct image) as n from scores where model = ? and checkpoint = ?
             and regexp_matches(metric, '^(insertion|deletion)_at_\d+') and not isnan(value) group by 1""",
@@ -356,21 +356,21 @@ def made(data: RunData) -> Section:
         "commit": commit if git else "not in a repository",
         "config": json.dumps(manifest.config, indent=2, ensure_ascii=False, default=str),
         "weights": weights and Grid(["Checkpoint", "Hash"], weights, "Hashes of the weights"),
-        "broken": broken and Grid(["Picture", "Why"], broken, f"Pictures that could not be used ({count})"),
+        "broken": broken and Grid(["Image", "Reason"], broken, f"Images that could not be used ({count})"),
     }
     return Section("made", "How this was made", content)
 
 
 def _maker(maker: Mapping[str, Any]) -> str:
     """Versions and device behind some parts of a run; a run may be resumed under others."""
-    known = ", ".join(f"{k} {v}" for k, v in maker.items() if k != "parts") or "a version that kept no record"
+    known = ", ".join(f"{k} {v}" for k, v in maker.items() if k != "parts") or "unknown version"
     return f"{known}: {maker['parts']} part{'s' * (maker['parts'] != 1)}"
 
 
 def limits(data: RunData, verdict: Verdict) -> Section:
     """What the page does not show, and what an audit left out."""
     content = {"images": len(data.images.ids), "measured": verdict.measured, "left_out": left_out(data)}
-    return Section("limits", "What this does not tell", content)
+    return Section("limits", "Limits of this report", content)
 
 
 def note_left_out(folder: RunFolder, reasons: Mapping[str, str]) -> None:

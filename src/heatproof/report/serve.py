@@ -57,7 +57,7 @@ HEADERS = {
 NO_TOKEN = "This page needs its token: open the address that heatproof serve printed."
 TRIED = 50  # ports after the wanted one
 CONNECTIONS = 64  # simultaneous connections, each in its thread; more are refused
-PATIENCE = 20.0  # seconds for a request to come, whole, and again for its answer to be taken
+PATIENCE = 20.0  # seconds to receive a whole request, and again to send its answer
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\nRetry-After: 5\r\n\r\n"
 
 
@@ -173,11 +173,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def _refuse(self) -> None:
         self.close_connection = True  # its body is not read
-        self._send(_text("Only GET and HEAD are answered here.", 405, {"Allow": "GET, HEAD"}))
+        self._send(_text("Only GET and HEAD are supported.", 405, {"Allow": "GET, HEAD"}))
 
     def _answer(self) -> Reply:
         if not known_host(self.headers.get("Host", ""), self.server.names):
-            return _text("This server does not go by that name; start it with --host NAME.", 403)
+            return _text("Unknown host name; start the server with --host NAME.", 403)
         try:
             address = urlsplit(self.path)
             query = dict(reversed(parse_qsl(address.query, keep_blank_values=True, max_num_fields=20)))
@@ -192,7 +192,7 @@ class Handler(BaseHTTPRequestHandler):
             return _json({"error": str(error)}, 400)
         except Exception:
             print(visible(traceback.format_exc()), file=sys.stderr)
-            return _json({"error": "something went wrong; the terminal of heatproof serve says what"}, 500)
+            return _json({"error": "internal error; see the terminal of heatproof serve"}, 500)
 
     def _token(self, path: str, query: Mapping[str, str]) -> Reply | None:
         """None if the request has the token; else a redirect that sets the cookie, or a refusal."""
@@ -239,7 +239,7 @@ def answer(live: Live, path: str, query: Mapping[str, str]) -> Reply:
         cached = {"Cache-Control": "private, max-age=86400, immutable"}  # images never change within a run
         return Reply(content, media_type(content), headers=cached)
     if path not in PAGES:
-        return _text("There is nothing here.", 404)
+        return _text("Not found.", 404)
     data = live.data(query.get("model") or None, query.get("checkpoint") or None)
     return PAGES[path](live, data, query)
 
@@ -253,7 +253,7 @@ def _images(live: Live, data: RunData, query: Mapping[str, str]) -> Reply:
 def _maps(live: Live, data: RunData, query: Mapping[str, str]) -> Reply:
     keys = query.get("keys", "").split(",")
     if len(keys) > 2 * PER_PAGE:
-        raise InputError(f"{len(keys)} maps at once; ask for {2 * PER_PAGE} at most")
+        raise InputError(f"{len(keys)} maps at once; request at most {2 * PER_PAGE}")
     return _json(live.maps(data, query.get("method", ""), keys))
 
 
@@ -279,7 +279,7 @@ def resolve(host: str) -> tuple[socket.AddressFamily, str, bool]:
             host or "0.0.0.0", None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
     except OSError as error:
-        raise InputError(f"no address is known for the host {host!r}; use 127.0.0.1 or 0.0.0.0") from error
+        raise InputError(f"cannot resolve the host {host!r}; use 127.0.0.1 or 0.0.0.0") from error
     family, *_, address = min(addresses, key=lambda each: each[0] != socket.AF_INET)
     ip = ipaddress.ip_address(str(address[0]).partition("%")[0])
     return socket.AddressFamily(family), str(address[0]), ip.is_loopback

@@ -164,13 +164,13 @@ def _check_label_kind(source: Source, is_multilabel: bool, meaning: str) -> None
     """Raise InputError if only one of images and network is multi-label."""
     if source.is_multilabel and not is_multilabel:
         raise InputError(
-            f"pictures may have several findings, but the network's output is read as {meaning}; set "
-            "model.head = 'multilabel' if it has a sigmoid for each finding, else give each picture one label"
+            f"the images are multi-label, but the network's output is read as {meaning}; set "
+            "model.head = 'multilabel' if it has a sigmoid for each label, else give each image one label"
         )
     if is_multilabel and source.labelled and not source.is_multilabel:
         raise InputError(
-            f"the network answers several findings at once ({meaning}), but each picture has one label; list "
-            "what a picture has: label_columns or multilabel = true for a CSV file, a table of 0 and 1 in "
+            f"the network is multi-label ({meaning}), but each image has one label; list "
+            "what an image has: label_columns or multilabel = true for a CSV file, a table of 0 and 1 in "
             "memory or npz; or set model.head = 'softmax' if one class is right"
         )
 
@@ -180,13 +180,13 @@ def _check_multilabel_metrics(requests: Sequence[MetricRequest], targets: str | 
         options: dict[str, Any] = dict(request.options)
         why = ""
         if request.entry.compares_checkpoints and "labels" not in request.entry.needs:
-            why = "explains the one class that is predicted, and a finding that is not has none; leave it out"
+            why = "needs the predicted class, which a label without a prediction does not have; leave it out"
         elif options.get("anchor") and options.get("tau") == "adaptive":
             why = "cannot have both an anchor and an adaptive tau; leave one out"
         elif request.entry.name == "cscore" and targets == "predicted" and "tau" in options:
-            why = "needs maps of true findings for its tau; set run.targets = 'label', or leave tau out"
+            why = "needs maps of true labels for its tau; set run.targets = 'label', or leave tau out"
         if why:
-            raise InputError(f"metrics: where pictures may have several findings, {request.text} {why}")
+            raise InputError(f"metrics: for multi-label images, {request.text} {why}")
 
 
 def match_labels_to_model(
@@ -250,7 +250,7 @@ def _check_methods(opened: ResolvedStudy, model: Model) -> None:
         if isinstance(call.entry, Stored):
             if opened.is_multilabel and opened.targets != "label":
                 raise InputError(
-                    f"{call.text} holds maps of findings that are known, not of those a network will say; "
+                    f"{call.text} contains maps of known labels, not of a network's predictions; "
                     "set run.targets = 'label'"
                 )
             call.entry.check(opened.map_names, model.preprocess.size)
@@ -294,7 +294,7 @@ class MetricAvailability:
         try:
             requests = read_metrics([text])
             if not self.labels and any("labels" in r.entry.needs and r.group for r in requests):
-                return "the network has other classes than the pictures"
+                return "the network has other classes than the images"
             check_truth(requests, self.opened.source, self.opened.targets)
         except HeatproofError as error:
             return _short(str(error))
@@ -310,7 +310,7 @@ class MetricAvailability:
         if entry.compares_checkpoints and len(self.opened.checkpoints) < 2:
             return "it compares checkpoints, and there is one"
         if entry.name == "auc" and len(used) == 1:
-            return "all pictures are of one class"
+            return "all images are of one class"
         if request.every_class and self.classes > ALL_CLASSES_UP_TO:
             return f"a run keeps the probabilities of {ALL_CLASSES_UP_TO} classes at most"
         return ""

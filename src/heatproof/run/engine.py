@@ -113,7 +113,7 @@ def prepare(
         say(warning)
     by_mtime = begun.pictures.startswith(BY_MTIME) if begun and begun.pictures else trust_mtime
     if begun is None and len(opened.source) >= MANY and not by_mtime:
-        say(f"reading {counted(len(opened.source), 'picture')} to know them by their contents")
+        say(f"reading {counted(len(opened.source), 'image')} to identify them by content")
     # Contents, not paths, identify images, so that a run can move to another machine.
     opened.origin = Origin.of(opened.source, path, by_mtime)
     manifest = Manifest.collect(
@@ -285,8 +285,8 @@ def check_written(folder: RunFolder, units: set[str]) -> None:
         lost += [name for name in files if not (folder.path / name).exists()][:1]
     if lost:
         raise StoreError(
-            f"{folder.path} lost {counted(len(lost), 'file')} while the run was going, such as {lost[0]}: "
-            "something else deletes files there; run again to compute what is missing"
+            f"{folder.path} lost {counted(len(lost), 'file')} during the run, such as {lost[0]}: "
+            "another program deletes files there; run again to compute what is missing"
         )
 
 
@@ -308,7 +308,7 @@ def forget_broken(path: Path, pictures: Sequence[tuple[str, str]]) -> list[str]:
 def drop_incomplete_units(folder: RunFolder, own: set[str], say: Say) -> None:
     """Drop incomplete units, so that they are computed again; raises StoreError for damaged parts."""
     if lost := own & (set(folder.ledger.all()) - folder.done()):
-        say(f"{counted(len(lost), 'unit')} not whole, made again")
+        say(f"{counted(len(lost), 'unit')} incomplete, computed again")
         folder.drop(lost)
     folder.checked_parts()
 
@@ -320,7 +320,7 @@ def report_makers(folder: RunFolder, device: str, say: Say) -> None:
         other = {key: made[key] for key in now if made.get(key, now[key]) != now[key]}
         if other:
             named = ", ".join(f"{key} {value} (now {now[key]})" for key, value in other.items())
-            say(f"{made['parts']} units were made with {named}; numbers may differ in their last digits")
+            say(f"{made['parts']} units were computed with {named}; numbers may differ in their last digits")
 
 
 @contextmanager

@@ -101,7 +101,7 @@ def _timed(worker: Worker, pending: Sequence[PlannedUnit], say: Say) -> Iterator
     for units in kinds.values():
         trials = Trials(worker, units[0], say)
         if not trials.indices:
-            yield "estimated time", "unknown: the first pictures cannot be read"
+            yield "estimated time", "unknown: the first images cannot be read"
             return
         each, images = trials.per_image(), sum(unit.image_count for unit in units)
         seconds, inputs = seconds + images * each.seconds, inputs + images * each.inputs
@@ -163,7 +163,7 @@ class Trials:
         good = set(tried.batch.ids)
         if tried.failures and not good:
             first = tried.failures[0]
-            raise InputError(f"no picture that was tried can be used; of {first.id}: {first.reason}")
+            raise InputError(f"no image that was tried can be used; of {first.id}: {first.reason}")
         self.decoding = (time.perf_counter() - began) / len(images)
         self.indices = [i for i in images if self.opened.source.samples[i].id in good]
 
@@ -200,7 +200,7 @@ class Trials:
             lambda n: self._try(n, full if cheap else few), 1, begin, len(self.indices), cheap=self.cheap
         )
         each = _at(some, len(self.indices)) * (1 / len(self.indices))
-        self.basis = counted(some[-1][0], "picture")
+        self.basis = counted(some[-1][0], "image")
         if not cheap:
             each += whole + base * -1
             passes_of_it = "all" if reached == 1 else f"{reached:.1%} or more"
@@ -219,7 +219,7 @@ class Trials:
         with fixed_threads(self.opened.threads):
             self.worker.compute(cut, loaded)
         trial = Trial(time.perf_counter() - began, self.inputs)
-        passed = f"{counted(images, 'picture')}, {counted(self.inputs, 'input')} through the network"
+        passed = f"{counted(images, 'image')}, {counted(self.inputs, 'input')} through the network"
         self.say(f"timed {passed}: {trial.seconds:.1f} s")
         return trial
 

@@ -100,7 +100,7 @@ class RunPlan(NamedTuple):
 
 
 def make_plan(manifest: Manifest, images: int, pictures: Sequence[tuple[str, str]] = ()) -> RunPlan:
-    """The units of a run over so many images, in the order in which the run grew.
+    """The units of a run over this many images, in the order in which the run grew.
 
     pictures: id and identity of each image, which then are part of the hashes of their units.
     """
@@ -221,9 +221,7 @@ class Origin:
         now = identify(source.subset(range(*span)), self.hashes)
         for (name, before), (_, mark) in zip(self.pictures[slice(*span)], now, strict=True):
             if mark != before and name not in unread:
-                raise InputError(
-                    f"{name} changed while the run was going; start again to see what is changed"
-                )
+                raise InputError(f"{name} changed during the run; start again")
 
 
 def growing(config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from heatproof.timeline import span
 
 Item = TypeVar("Item")
 STOPPING = (signal.SIGINT, signal.SIGTERM)
-ANSWER = "stopping after the unit in hand; Ctrl-C again stops at once and loses only that unit"
+ANSWER = "stopping after the current unit; Ctrl-C again stops at once and loses only that unit"
 WAITING_UNITS = 2  # that may be in memory until they are written
 
 

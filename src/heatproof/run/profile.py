@@ -174,7 +174,7 @@ def _stages(spans: Sequence[Span], device: str, beside: bool) -> list[StageTime]
         if span.name == WAITING:
             line["waiting"] += span.ns * NS
     for line in sums.values():
-        inside = line.pop("inside")  # on a GPU the host goes on meanwhile
+        inside = line.pop("inside")  # on a GPU the host continues in the meantime
         line["host"] = line["seconds"] - line["waiting"] - (0.0 if device.startswith("cuda") else inside)
     return [StageTime(stage, what, beside, **line) for (stage, what), line in sums.items()]
 

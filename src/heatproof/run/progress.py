@@ -92,7 +92,7 @@ class Progress:
         if self.quiet:
             return
         if done:
-            self.say(f"{done} of {units} units were done before")
+            self.say(f"{done} of {units} units are complete already")
         if images:
             self._bar = Bar(self.console, "images", images, self.line)
             self._show()

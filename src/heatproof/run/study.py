@@ -157,9 +157,7 @@ class ResolvedStudy:
         if self.source.labelled and self.predicts_classes and self.renamed != LABELS_UNUSED:
             lines.append(f"classes, in the order of its outputs: {listed_classes(self.source.classes)}")
         if self.renamed == LABELS_UNUSED:
-            lines.append(
-                "labels are put aside: they are not the network's classes, so it is neither right nor wrong"
-            )
+            lines.append("labels are not used, because they are not the network's classes")
         return [*lines, *(f"warning: {warning}" for warning in self.warnings)]
 
     def model(self, checkpoint: str) -> Model:
@@ -171,9 +169,7 @@ class ResolvedStudy:
             wanted = next(c for c in self.checkpoints if c.name == checkpoint)
             model = load_weights(self, wanted)
             if self.hashes.get(checkpoint) not in (None, weights_hash(wanted, model)):
-                raise CheckpointError(
-                    f"the weights of {checkpoint!r} changed while the run was going; keep them"
-                )
+                raise CheckpointError(f"the weights of {checkpoint!r} changed during the run; restore them")
             # Weights are constant within a run, so control maps of all batches can share the random networks.
             keep_twin(model)
             self._model = key, model
@@ -247,7 +243,7 @@ def named_thresholds(
         return given if given is None or isinstance(given, int | float) else list(given)
     for name in given:
         if name not in names:
-            raise UnknownNameError("finding in model.thresholds:", name, names)
+            raise UnknownNameError("label in model.thresholds:", name, names)
     return [float(given.get(name, THRESHOLD)) for name in names]
 
 

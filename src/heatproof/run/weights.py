@@ -95,7 +95,7 @@ def foreign_code(table: ModelTable, methods: Sequence[str] = ()) -> str:
         f"runs the code inside {table.spec}" if inside else "",
         f"unpickles {', '.join(map(str, pickled))}" if pickled else "",
         f"unpickles the weights of {table.spec}" if own else "",
-        f"runs the code that {table.spec} brings" if remote else "",
+        f"runs the code of {table.spec}" if remote else "",
     ]
     return " and ".join(filter(None, phrases))
 
@@ -134,7 +134,7 @@ def _untrained(table: ModelTable, folder: Path, seed: int) -> Model:
     if not _equal(brought, _weights(other)):
         return model
     brought = [(name, weight.clone()) for name, weight in brought]
-    for drawn in (seed, seed + 1):  # a factory may have begun from the very same seed
+    for drawn in (seed, seed + 1):  # a factory may use the same seed itself
         model = _drawn_anew(model, drawn)
         if not (equal := _equal(brought, _weights(model))):
             return model

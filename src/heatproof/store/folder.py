@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from heatproof.types import Maps
 
 State = Literal["started", "stopped", "failed", "complete", "unknown"]
-KILLED = "its process ended without a word, as when it is killed or the machine stops"
+KILLED = "its process was killed or the machine stopped"
 NOT_RECORDED = "plan.json, the list of units, is missing: run the study again"
 # An image counts as used if the network's output was finite at every planned checkpoint.
 IMAGES = """
@@ -280,7 +280,7 @@ class RunFolder:
         """State and reason that each shard recorded last."""
         try:
             return known_record(self.path / "status.json") or {}
-        except StoreError:  # only a hint: the units that are there decide
+        except StoreError:  # only a hint: the existing units decide
             return {}
 
     def status(self) -> Status:
@@ -304,8 +304,8 @@ class RunFolder:
         if units <= done:
             return "complete", ""
         if working := claims(self.path):
-            return "started", f"shard {', '.join(working)} is at work"
-        left = f"{len(units - done)} of {len(units)} units are not there"
+            return "started", f"shard {', '.join(working)} is running"
+        left = f"{len(units - done)} of {len(units)} units are missing"
         states = self.shard_states()
         for shard, last in states.items():
             where = "" if shard == "0/1" else f"shard {shard}: "
@@ -540,7 +540,7 @@ class PictureStore:
                 if len(content) <= MOST_BYTES and math.prod(picture.size) <= MOST_PIXELS:
                     return content
         except NO_PICTURE:
-            why = "it is no picture of a sane size"
+            why = "its image size is implausible"
         raise StoreError(f"cannot show {path}: {why}; heatproof verify names all damage")
 
     def planes(self, name: str) -> tuple[int, ...] | None:

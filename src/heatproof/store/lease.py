@@ -234,7 +234,7 @@ def _watch(paths: set[Path]) -> Path | None:
     before = {path: _read(path)[0] for path in paths}
     end = time.monotonic() + PATIENCE
     if paths:
-        log.warning("looking for up to %.0f s whether another machine still writes this run", PATIENCE)
+        log.warning("checking for up to %.0f s whether another machine writes this run", PATIENCE)
     while paths and time.monotonic() < end:
         time.sleep(min(1.0, BEAT / 2))
         for path in paths:

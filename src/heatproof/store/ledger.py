@@ -149,7 +149,7 @@ def linked_folders(root: Path) -> list[str]:
 
 def damaged(path: Path, why: str) -> DamagedError:
     return DamagedError(
-        f"cannot read {path}: {why}; heatproof verify RUN names all damage and --repair drops it"
+        f"cannot read {path}: {why}; heatproof verify RUN lists all damage and --repair removes it"
     )
 
 
@@ -273,5 +273,5 @@ def read_index(path: Path) -> dict[str, Any]:
     index: dict[str, Any] = json.loads(text)
     for entry in index["maps"]:
         if math.prod(map(int, entry["image_size"])) > MAX_PIXELS:
-            raise ValueError(f"its pictures of {entry['image_size']} are too large")
+            raise ValueError(f"its images of {entry['image_size']} are too large")
     return index

@@ -199,10 +199,10 @@ class MapStore:
         if missing:
             raise InputError(
                 f"no map of {method} at {checkpoint} for {len(missing)} of {len(wanted)} images, "
-                f"such as {missing[0]!r}; finish the run first or ask for other images"
+                f"such as {missing[0]!r}; finish the run first or name other images"
             )
         if not wanted:
-            raise InputError(f"no images were asked for; {len(places)} maps of {method} are stored")
+            raise InputError(f"no images were named; {len(places)} maps of {method} are stored")
         return _gather(places, wanted)
 
     def shards(self, checkpoint: str, method: str) -> Iterator[Maps]:

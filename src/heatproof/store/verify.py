@@ -99,12 +99,12 @@ def _unsealed(
     left = set(plan["units"]) - set(seals) if plan else set()
     damaged_seal = unit in seals and seals[unit] is None
     if not (damaged_seal or unit in left or (left and name.startswith("pictures/"))):
-        yield Finding(name, "foreign: no unit of this run has it")
+        yield Finding(name, "foreign: it belongs to no unit of this run")
 
 
 def _unplanned(path: Path, plan: dict[str, Any], seals: dict[str, Seal | None]) -> Iterator[Finding]:
     for unit in sorted(set(seals) - set(plan["units"])):
-        yield Finding(f"seals/{unit}.json", "foreign: the plan does not name this unit")
+        yield Finding(f"seals/{unit}.json", "foreign: this unit is not in the plan")
     states = RunFolder(path, Manifest({})).shard_states().values()
     if any(last.get("state") == "complete" for last in states):
         for unit in sorted(set(plan["units"]) - set(seals)):

@@ -17,14 +17,14 @@ from heatproof.registry import split_calls
 
 HEAD = (
     "What the output is: softmax, logit, multilabel, regression, segmentation, detection or embedding. "
-    "Found by itself where that is safe."
+    "Detected automatically if unambiguous."
 )
-CLASS_HEAD = "What the output is: softmax, logit, probabilities. Found by itself where that is safe."
-LAYER = "Where CAMs look; found by itself by default."
-LIMIT = "At most so many pictures, classes in proportion."
-DEVICE = "cpu, cuda, cuda:1, ...; a GPU where there is one."
-EXPECT_ACCURACY = "Share of images that the network should get right; stop where it is far off."
-THREADS = "Of torch; OMP_NUM_THREADS or one per CPU by default."
+CLASS_HEAD = "What the output is: softmax, logit, probabilities. Detected automatically if unambiguous."
+LAYER = "Layer of CAMs; chosen automatically by default."
+LIMIT = "Maximum number of images, classes in proportion."
+DEVICE = "cpu, cuda, cuda:1, ...; default: a GPU if available."
+EXPECT_ACCURACY = "Expected accuracy; stop if the measured one is far off."
+THREADS = "Threads of torch; default: OMP_NUM_THREADS or one per CPU."
 KEY = "option"
 
 

@@ -36,18 +36,18 @@ class Data:
         images, labels = as_tensor(self.images), as_tensor(self.labels)
         if images.ndim != 4 or images.dtype != torch.uint8:
             raise InputError(
-                f"training pictures are 'n c h w' in 8 bits (torch.uint8); got {images.dtype} of shape "
+                f"training images are 'n c h w' in 8 bits (torch.uint8); got {images.dtype} of shape "
                 f"{tuple(images.shape)}"
             )
         if 0 in images.shape:
-            raise InputError(f"there is nothing to train on: pictures have shape {tuple(images.shape)}")
+            raise InputError(f"there is nothing to train on: images have shape {tuple(images.shape)}")
         same_length(labels=labels, images=images)
         if labels.ndim != 1 or labels.is_floating_point() or labels.is_complex():
             raise InputError(
-                f"labels are one class number per picture; got {labels.dtype} of shape {tuple(labels.shape)}"
+                f"labels are one class number per image; got {labels.dtype} of shape {tuple(labels.shape)}"
             )
         if int(labels.min()) < 0:
-            raise InputError(f"a picture has the label {int(labels.min())}; class numbers start at 0")
+            raise InputError(f"an image has the label {int(labels.min())}; class numbers start at 0")
         wanted = (len(images), *images.shape[2:])
         masks = {part: as_tensor(mask) for part, mask in (self.masks or {}).items()}
         for part, mask in masks.items():
@@ -88,7 +88,7 @@ def read_data(
 ) -> tuple[Data, list[Failure]]:
     """Read and preprocess a source's images and masks; also returns the images that failed."""
     if not source.labelled:
-        raise InputError("these pictures have no labels, and a classifier cannot be trained without")
+        raise InputError("these images have no labels, and a classifier cannot be trained without")
     images, labels, failures = [], [], []
     masks: dict[str, list[Tensor]] = {part: [] for part in source.parts}
     for batch, failed in batches(source, preprocess, batch_size, indices):
@@ -101,7 +101,7 @@ def read_data(
             read.append(batch.truth.masks[part])
         failures += failed
     if not images:
-        raise InputError("there is nothing to train on: no picture was chosen")
+        raise InputError("there is nothing to train on: no image was chosen")
     parts = {part: torch.cat(read) for part, read in masks.items()}
     return Data(torch.cat(images), torch.cat(labels), parts), failures
 
@@ -119,14 +119,14 @@ def stratified_split(labels: Any, fraction: float = 0.2, seed: int = 0) -> tuple
     if not 0 < fraction < 1:
         raise InputError(f"the held-out fraction must lie between 0 and 1; got {fraction}")
     if classes.ndim != 1 or len(classes) == 0:
-        raise InputError(f"labels are one class number per picture; got shape {tuple(classes.shape)}")
+        raise InputError(f"labels are one class number per image; got shape {tuple(classes.shape)}")
     generator = torch.Generator().manual_seed(seed)
     held_out = []
     for label in classes.unique().tolist():
         members = (classes == label).nonzero().flatten().cpu()
         if len(members) < 2:
             raise InputError(
-                f"class {label} has a single picture; at least 2 are needed to hold one of them out"
+                f"class {label} has a single image; at least 2 are needed to hold one of them out"
             )
         count = min(max(round(len(members) * fraction), 1), len(members) - 1)
         held_out.append(members[torch.randperm(len(members), generator=generator)[:count]])

@@ -256,10 +256,10 @@ class RecipeCourse:
         for name, data in (("training", train), ("validation", valid)):
             if tuple(data.images.shape[1:]) != wanted:
                 actual, takes = ("x".join(map(str, shape)) for shape in (data.images.shape[1:], wanted))
-                raise InputError(f"{name} pictures are {actual}; {model.name} is trained on {takes}")
+                raise InputError(f"{name} images are {actual}; {model.name} is trained on {takes}")
             if len(data.labels.unique()) < 2:
                 raise InputError(
-                    f"all {len(data)} {name} pictures are of class {int(data.labels[0])}; at least two are "
+                    f"all {len(data)} {name} images are of class {int(data.labels[0])}; at least two are "
                     "needed"
                 )
         image = model.preprocess.from_bytes(train.images[:1])
@@ -268,7 +268,7 @@ class RecipeCourse:
         for name, data in (("training", train), ("validation", valid)):
             if (highest := int(data.labels.max())) >= classes:
                 raise InputError(
-                    f"a {name} picture has the label {highest}, but {model.name} has classes 0 to "
+                    f"a {name} image has the label {highest}, but {model.name} has classes 0 to "
                     f"{classes - 1}; give it a new head"
                 )
         self.model, self.recipe, self.epochs, self.seed = model, recipe, recipe.epochs, seed

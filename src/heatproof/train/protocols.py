@@ -170,7 +170,7 @@ class LeakMin:
         empty = int((~data.masks[self.part][positives].flatten(1).any(1)).sum())
         if empty:
             raise InputError(
-                f"{empty} training pictures of class {self.positive} have an empty mask of {self.part!r}"
+                f"{empty} training images of class {self.positive} have an empty mask of {self.part!r}"
             )
         return (cam_layer(model, image, self.layer),)
 
@@ -216,7 +216,7 @@ def cam_layer(model: Model, image: Tensor, layer: str | None = None) -> str:
         full: str = next(name for name, other in model.module.named_modules() if other is part)
         if full not in pictures:
             some = ", ".join(pictures[-5:]) or "none"
-            raise LayerError(f"the output of {layer!r} is not a picture; layers that would do: {some}")
+            raise LayerError(f"the output of {layer!r} is not an image; layers that would do: {some}")
         return full
     guess = default_layer(model, image)
     return guess if guess and guess.partition("+")[0] in pictures else searched_scales(model, image)[-1]

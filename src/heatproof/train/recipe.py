@@ -154,7 +154,7 @@ class Recipe:
         if not self.phases:
             raise InputError("a recipe needs at least one phase")
         if self.batch_size < 2:
-            raise InputError(f"training needs batches of 2 or more pictures; got {self.batch_size}")
+            raise InputError(f"training needs batches of 2 or more images; got {self.batch_size}")
 
     @property
     def epochs(self) -> int:

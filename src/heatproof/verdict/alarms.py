@@ -246,9 +246,10 @@ class _CheckpointJudge:
     def _gold_list(self, c: int) -> Alarm:
         state, name = self.now.classes[c], self.run.class_name(c)
         sentence = (
-            f"At {self.now.name} the model is sure of {state.gold} of {state.total} images of {name}, while "
-            f"{self._auc(c)}: its ranking is intact but its threshold has left the class, whose explanations "
-            f"cannot be judged. Recalibrate the output (or move its threshold), or use another checkpoint."
+            f"At {self.now.name} the network classifies only {state.gold} of {state.total} images of {name} "
+            f"correctly and confidently, while {self._auc(c)}: the ranking is intact but the threshold no "
+            f"longer fits, so maps of this class cannot be judged. Recalibrate the output (or move the "
+            f"threshold), or use another checkpoint."
         )
         share = state.gold / state.total
         evidence = {"gold": float(state.gold), "images": float(state.total), "share": share}
@@ -260,13 +261,13 @@ class _CheckpointJudge:
         whose = f"the {method} maps" + ("" if c is None else f" of {self.run.class_name(c)}")
         evidence = {"cscore": score.value, "n": float(score.n), "degenerate": score.degenerate}
         if before:
-            what = f"agree no more: C-Score {score.value:.3f}, after {before[1]:.3f} at {before[0]}"
+            what = f"no longer agree: C-Score {score.value:.3f}, after {before[1]:.3f} at {before[0]}"
             evidence["best_before"] = before[1]
         else:
-            what = f"are empty: {score.degenerate:.0%} of {score.n} show nothing at all"
+            what = f"are blank: {score.degenerate:.0%} of {score.n}"
         sentence = (
-            f"At {self.now.name} {whose} {what}, while {self._auc(c)}. Do not show these maps; keep an "
-            f"earlier checkpoint, and look at the activations of the explained layer: AUC may fall next."
+            f"At {self.now.name} {whose} {what}, while {self._auc(c)}. Do not show these maps; use an "
+            f"earlier checkpoint, and check the activations of the explained layer: AUC may fall next."
         )
         return self._alarm(2, method, c, "critical", evidence, sentence)
 
@@ -275,8 +276,8 @@ class _CheckpointJudge:
         sentence = (
             f"At {self.now.name} the {method} C-Score over all classes, {overall.value:.3f}, hides {name}: "
             f"{score.value:.3f} over {score.n} images, while {self._auc(c)}. Report the score by class. It "
-            f"is low also where the evidence of {name} lies at another place in every image: look at its "
-            f"maps before you trust or reject them."
+            f"is also low if the evidence of {name} is at a different position in every image: check its "
+            f"maps before you use or reject them."
         )
         evidence = {"cscore": score.value, "n": float(score.n), "overall": overall.value}
         evidence["share"] = score.value / overall.value

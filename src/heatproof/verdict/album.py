@@ -98,7 +98,7 @@ def make_album(
         raise InputError(f"per_class and crop must be at least 1; got {per_class} and {crop}")
     explained = maps[names[0]].explained.cpu()
     if any(not torch.equal(maps[name].explained.cpu(), explained) for name in names):
-        raise InputError("the methods explain different classes of the same pictures; explain one for all")
+        raise InputError("the methods explain different classes of the same images; explain one for all")
     crops = {
         number: find_crops(model, number, inputs[rows], [maps[m].take(rows) for m in names], crop, layer)
         for number, rows in by_class(explained.tolist(), per_class).items()
@@ -126,13 +126,11 @@ def album_of_run(
     ids = [image for image in store.shared([(checkpoint, method) for method in names]) if stored.path(image)]
     if not ids:
         raise InputError(
-            f"{folder.path} kept no pictures, which an album is made of; run its study with "
+            f"{folder.path} stores no images, which an album needs; run its study with "
             "run.pictures = true into another folder"
         )
     if len(model.preprocess.size) > 2 or model.preprocess.channels not in (1, 3):
-        raise InputError(
-            "an evidence album is made of pictures of 1 or 3 channels, and this network takes others"
-        )
+        raise InputError("an album needs images of 1 or 3 channels, and this network takes others")
 
     def read(name: str) -> Tensor:
         with Image.open(io.BytesIO(stored.read(name) or b"")) as opened:
@@ -159,7 +157,7 @@ def open_model(
     try:
         opened = open_study(folder.manifest.config if study is None else study)
         if study is None and (runs := foreign_code(opened.study.model)):
-            raise InputError(f"that {runs}, and a run folder alone is no reason to")
+            raise InputError(f"that {runs}, which a run folder alone does not allow")
         weights = next((c for c in opened.checkpoints if c.name == checkpoint), None)
         if weights is None:
             raise InputError(f"the study has no checkpoint {checkpoint!r}")
@@ -228,7 +226,7 @@ def find_crops(
         layer: of the CAMs.
     """
     if images.ndim > 4:
-        raise InputError("an evidence album is made of pictures, and these are volumes")
+        raise InputError("an album needs images, and these are volumes")
     images, size = images.to(model.device), (int(images.shape[-2]), int(images.shape[-1]))
     heat = torch.stack([pixel_maps(of_method, size).cpu() for of_method in maps]).mean(0)
     marked = heat.flatten(1).amax(1) > 0

@@ -1,6 +1,6 @@
 """The verdict on a run as data: answers to two questions, with their tests.
 
-    Does the map follow the network?            for each method, without annotations
+    Do the maps follow the network?             for each method, without annotations
     Does the network look where it should?      for the network and each class, if boxes or masks are given
 
 Answers are "yes", "no" or "undecided". `Verdict.as_json` is the file verdict.json of a run folder.
@@ -23,14 +23,15 @@ from heatproof.verdict.rules import matching
 SCHEMA = 1
 Answer = Literal["yes", "no", "undecided"]
 HEADLINES = {
-    ("yes", "yes"): "Maps follow the network, and lie where they should",
-    ("yes", "no"): "Maps follow the network, and the network looks elsewhere: look at what it uses",
-    ("no", "yes"): "Maps look right, but are no evidence: they do not follow the network",
-    ("no", "no"): "Maps do not follow the network, and lie elsewhere",
-    ("yes", "undecided"): "Maps follow the network",
-    ("no", "undecided"): "Maps do not follow the network",
+    ("yes", "yes"): "The maps reflect what the network uses, and the network uses the object",
+    ("yes", "no"): "The maps reflect what the network uses, and the network does not use the object",
+    ("no", "yes"): "The maps highlight the object, but do not reflect what the network uses",
+    ("no", "no"): "The maps do not reflect what the network uses, and do not highlight the object",
+    ("yes", "undecided"): "The maps reflect what the network uses",
+    ("no", "undecided"): "The maps do not reflect what the network uses",
 }
-UNDECIDED = "Not decided yet whether the maps follow the network"
+UNDECIDED = "Undecided whether the maps reflect what the network uses"
+QUESTIONS = ("Do the maps follow the network?", "Does the network look where it should?")
 PHRASES: dict[Answer, tuple[str, str]] = {
     "yes": ("follows the network", "follow the network"),
     "no": ("does not follow the network", "do not follow the network"),
@@ -38,7 +39,7 @@ PHRASES: dict[Answer, tuple[str, str]] = {
 }
 WORDS = {"yes": "follows", "no": "does not follow", "undecided": "undecided"}
 LOW_ACCURACY = 0.8  # below it the verdict states the accuracy and is not green
-LOOKS = {"yes": "looks there", "no": "looks elsewhere", "undecided": "undecided"}
+LOOKS = {"yes": "looks at the object", "no": "looks elsewhere", "undecided": "undecided"}
 
 
 @dataclass(frozen=True)
@@ -147,10 +148,10 @@ class LabelAgreement:
     @property
     def faults(self) -> list[str]:
         """Signs that the network or the labels are wrong."""
-        low = f"only {self.accuracy:.0%} of its answers agree with the labels (n = {self.n})"
+        low = f"only {self.accuracy:.0%} of the predictions match the labels (n = {self.n})"
         faults = [low] * (self.accuracy < LOW_ACCURACY)
         if self.zero_recall:
-            faults.append(f"it answers no image of {listed(self.zero_recall, most=5)} as labelled")
+            faults.append(f"no image of {listed(self.zero_recall, most=5)} is predicted as labelled")
         return faults
 
 
@@ -194,9 +195,7 @@ class Verdict:
         if self.follow != "yes" or not self.labels.faults:
             return answer
         faults = " and ".join(self.labels.faults)
-        return (
-            f"{answer}; but {faults}: the network or the labels are wrong there, and maps do not show which"
-        )
+        return f"{answer}; but {faults}: check the network and the labels"
 
     @property
     def sentence(self) -> str:
@@ -211,12 +210,11 @@ class Verdict:
                 sentences.append(f"{names} {plural if methods[1:] else singular}{why}")
         sentences += [self.network.note] * bool(self.network.note)
         if self.labels.faults and self.follow != "yes":
-            sentences.append(f"Of the network, {' and '.join(self.labels.faults)}")
+            faults = " and ".join(self.labels.faults)
+            sentences.append(faults[0].upper() + faults[1:])
         if floors := self.network.as_well:
             names = listed(floors, most=5)
-            sentences.append(
-                f"Maps of {names}, which never look at it, lie there as well, so that this says little"
-            )
+            sentences.append(f"Control maps ({names}) score as high, so this is weak evidence")
         return ". ".join(sentences) + "."
 
     @property
@@ -228,9 +226,10 @@ class Verdict:
         shares = [f"{known[kind]['share']:.1%} ({known[kind]['low']:.1%} to {known[kind]['high']:.1%}, "
                   f"n = {known[kind]['n']})" for kind in ("false_alarm", "miss", "undecided")]  # fmt: skip
         return (
-            f"Measured on {known['networks']} networks with planted evidence that chose no threshold: of "
-            f"methods that follow, {shares[0]} were said not to; of maps known not to follow, {shares[1]} "
-            f"were said to; {shares[2]} of the methods stayed undecided."
+            f"Error rates, measured on {known['networks']} networks with planted evidence that were not used "
+            f"to choose thresholds: {shares[0]} of the methods that follow were judged not to follow; "
+            f"{shares[1]} of the maps known not to follow were judged to follow; {shares[2]} of the methods "
+            "stayed undecided."
         )
 
     def follows(self, method: str) -> Claim:

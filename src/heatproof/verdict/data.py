@@ -41,7 +41,7 @@ REGISTRY = Facts()  # of all registered metrics
 BESIDE = re.compile(r"_(n|low|high|degenerate|error|points|at_\d+)$")  # parts that only complete their metric
 BLANK = MetricFacts(  # a row that every run has, of no registered metric
     "degenerate", higher_is_better=False, bounds=(0.0, 1.0), family="Maps", floors=(), title="blank maps",
-    summary="The share of maps that are constant, so that nothing in them stands out.",
+    summary="The share of maps that are constant.",
 )  # fmt: skip
 Select = Callable[..., list[dict[str, Any]]]  # columns and conditions -> rows of one checkpoint
 
@@ -271,9 +271,9 @@ class RunData:
         ]
         if not same:
             return "Each map explains the class named beside it." if known else ""
-        text = f"Every map explains the {' and '.join(same)} of its picture"
+        text = f"Every map explains the {' and '.join(same)} of its image"
         if same == ["true label"]:
-            instead = "does not find it" if self.manifest.is_multilabel else "says another class"
+            instead = "does not predict it" if self.manifest.is_multilabel else "predicts another class"
             text += f"; for {images.right.count(False):,} of {len(known):,} the network {instead}"
         return f"{text}."
 

@@ -200,7 +200,7 @@ class _Run:
             methods = [m for m in self.methods if not any(map(self.facts.is_floor, m.split(PAIR)))]
         columns = [(metric, m) for metric, m in self.columns if metric in named and m in methods]
         if not columns:
-            raise InputError(f"in the rule {rule.text!r}, only floors have that metric; name one of them")
+            raise InputError(f"in the rule {rule.text!r}, only controls have that metric; name one of them")
         return columns, classes
 
     def _question_names(self, rule: Rule) -> Sequence[str | int]:

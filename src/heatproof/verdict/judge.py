@@ -36,17 +36,17 @@ from heatproof.verdict.look import looks
 from heatproof.verdict.rules import MIN_USABLE
 
 FILE = "verdict.json"
-CONTRAST = "`heatproof contrast MODEL IMAGES` would decide it"
+CONTRAST = "run `heatproof contrast MODEL IMAGES` to decide"
 SEE_NOTES = "see notes"
 STORED = "files:"  # a method whose maps are read
 FEW_BLANK, MOSTLY = 0.05, 0.5
 ENOUGH_OF_A_CLASS = 10  # images, for a recall of 0 to be named: the recall is then surely below 26 %
 TINY, FEWEST_PIXELS = 8, 8  # below 1 / TINY of the input, or so few pixels along a side
 MONITOR = "monitor"  # the kind of a run folder that a training writes
-IGNORES_WEIGHTS = "random weights change nothing about its maps"
+IGNORES_WEIGHTS = "its maps are the same for random weights"
 BLANK_WORDS = {
-    NO_EVIDENCE: "for want of positive evidence for the explained class",
-    DEAD_LAYER: "because the layer is dead there",
+    NO_EVIDENCE: "without positive evidence for the explained class",
+    DEAD_LAYER: "because the layer is constant",
 }
 
 
@@ -80,13 +80,11 @@ def judge(data: RunData, by: FollowRule | None = None) -> Verdict:
         blank = data.cells.get((BLANK.name, m), Cell(math.nan)).value
         texts, untested = [], [data.class_name(c) for c in _untested(data, values, [m])]
         if answer == "no":
-            texts.append(IGNORES_WEIGHTS if ignores_weights(values[m]) else "no better than its shadows")
+            texts.append(IGNORES_WEIGHTS if ignores_weights(values[m]) else "no better than its control maps")
         elif answer == "undecided" and not all(names):
             texts.append(_how_to_measure(data))
         elif m in mostly_blank:
-            texts.append(
-                "it follows where it shows something, but mostly it does not: another layer may show more"
-            )
+            texts.append("it follows only where its maps are not blank: try another layer")
         elif answer == "undecided":
             counts = [int(np.isfinite(column).sum()) for column in values[m]]
             reason = _missing_controls(data, names[0], m) if counts[0] == 0 < counts[1] else ""
@@ -94,7 +92,7 @@ def judge(data: RunData, by: FollowRule | None = None) -> Verdict:
         if answer != "undecided" and untested:
             whose = "their" if untested[1:] else "its"
             without = listed(untested, most=5)
-            texts.append(f"judged without {without}: on none of {whose} pictures can the test tell")
+            texts.append(f"judged without {without}: the test is undefined on all {whose} images")
         if blank >= FEW_BLANK:
             texts.append(_blank(data, m, following))
         methods.append(MethodAnswer(m, answer, tests, blank, "; ".join(texts)))
@@ -117,7 +115,7 @@ def keep(data: RunData, verdict: Verdict) -> str:
     try:
         write_record(path, verdict.as_json())
     except StoreError as error:
-        return f"the verdict is not kept: {error}"
+        return f"the verdict was not written: {error}"
     return f"written to {path}"
 
 
@@ -164,8 +162,8 @@ def _tests(data: RunData, method: str, voting: Mapping[str, Answer], threshold: 
 def _how_to_measure(data: RunData) -> str:
     name = follow_metric(data.facts).name
     if data.manifest.config.get("kind") == MONITOR:
-        return f"the monitor was not told to measure {name}: Monitor(metrics=[{name!r}])"
-    return f"add {name} to the metrics of its study and run that again"
+        return f"the monitor does not measure {name}: set Monitor(metrics=[{name!r}])"
+    return f"add {name} to the metrics of the study and run it again"
 
 
 def _missing_controls(data: RunData, metric: str, method: str) -> str:
@@ -180,17 +178,17 @@ def _missing_controls(data: RunData, metric: str, method: str) -> str:
 
 def _would_decide(n: int, obstacles: bool, none_judged: bool, stored: bool) -> str:
     if n < ENOUGH:
-        return f"{counted(n, 'picture')} on which the test can tell, {ENOUGH} are needed"
+        return f"the test is defined on {counted(n, 'image')}, {ENOUGH} are needed"
     if obstacles:
         return SEE_NOTES
     if stored:
         return (
             f"without another method in the run, maps must be surely {rule().yes * ALONE:g} better than both "
-            "controls: add one to its study, such as gradcam, and run that"
+            "controls: add a method such as gradcam to the study and run it"
         )
     if none_judged:
-        return f"no method stands out from its shadows on this network, so none is judged: {CONTRAST}"
-    return f"too close to its shadows on {n} pictures: more pictures, or {CONTRAST}"
+        return f"no method is better than its control maps on this network, so none is judged: {CONTRAST}"
+    return f"too close to its control maps on {n} images: add images, or {CONTRAST}"
 
 
 def _blank(data: RunData, method: str, following: Sequence[str]) -> str:
@@ -204,7 +202,7 @@ def _blank(data: RunData, method: str, following: Sequence[str]) -> str:
     ]
     if others:
         beside = np.mean(own & np.any(others, axis=0))
-        why.append(f"{beside:.0%} where another method that follows shows something")
+        why.append(f"{beside:.0%} while the map of another method that follows is not blank")
     return f"{np.mean(own):.0%} of its maps are blank{': ' * bool(why)}{', '.join(why)}"
 
 
@@ -214,13 +212,13 @@ def _obstacles(data: RunData) -> Iterator[str]:
     if not status.complete:
         yield f"the run is not complete: {status.sentence}"
     elif status.usable < MIN_USABLE:
-        yield f"too few pictures could be used: {status.sentence}"
+        yield f"too few images could be used: {status.sentence}"
     if not data.real:
-        yield "no method of the run looks at the network"
+        yield "all methods of the run are controls, which do not use the network"
     unanswered = _unanswered(data)
     if unanswered or not data.images.ids:
-        total = counted(len(data.images.ids), "picture")
-        yield f"the network's answers to {unanswered} of {total} are not numbers"
+        total = counted(len(data.images.ids), "image")
+        yield f"the network's output is NaN or infinite for {unanswered} of {total}"
     if len(tiny := _tiny(data)) > MOSTLY * len(data.images.ids):
         yield _tiny_images(tiny)
     yield from _other_order(data)
@@ -252,8 +250,8 @@ def _tiny(data: RunData) -> np.ndarray:
 def _tiny_images(sides: np.ndarray) -> str:
     least, of_input = sides[sides[:, 0].argmin()].tolist()
     return (
-        f"{counted(len(sides), 'image')} far smaller than the network's input (a side of {least} pixels, "
-        f"it takes {of_input}), so that the network sees little more than interpolation"
+        f"{counted(len(sides), 'image')} much smaller than the network's input ({least} pixels along a side "
+        f"instead of {of_input}): the network sees mostly interpolation"
     )
 
 
@@ -335,6 +333,6 @@ def _no_skill_multilabel(data: RunData) -> Iterator[str]:
     low, high = mean.value - 1.96 * error, mean.value + 1.96 * error
     if not math.isnan(mean.value) and not low > 0.5:
         yield (
-            f"the network is not surely better than chance: mean AUC {mean.value:.3f} over its findings "
+            f"the network is not surely better than chance: mean AUC {mean.value:.3f} over its labels "
             f"(95 % interval {low:.3f} to {high:.3f}, n = {mean.n}), where guessing has 0.5"
         )

@@ -58,7 +58,7 @@ class CropGroup:
         """
         return (
             f"Painting it over changes the answer in {self.changed} of {self.n} "
-            f"picture{'s' * (self.n != 1)}, painting elsewhere in {self.elsewhere}."
+            f"image{'s' * (self.n != 1)}, painting elsewhere in {self.elsewhere}."
         )
 
 
@@ -136,7 +136,7 @@ def last_with_maps(folder: RunFolder) -> str:
     """The last checkpoint of a run that has maps."""
     with_maps = {checkpoint for checkpoint, _ in folder.maps().contents()}
     if not with_maps:
-        raise StoreError(f"{folder.path} holds no maps yet, which an album is made of; run its study first")
+        raise StoreError(f"{folder.path} holds no maps yet, which an album needs; run its study first")
     in_order = [checkpoint for model in models(folder) for checkpoint in ordered(folder, model)]
     return ([checkpoint for checkpoint in in_order if checkpoint in with_maps] or sorted(with_maps))[-1]
 

@@ -4,10 +4,10 @@ The number is the metric that is registered to judge the network (the pointing g
 score on codes), less that of `random` on the same image: 0 is chance. Per image it is the mean over the
 methods that follow the network.
 
-    looks there        the mean is surely above `there`
-    looks elsewhere    it is surely below
-    undecided          otherwise, with fewer than 30 images, or if the annotations cover so much of the image
-                       that a map that always hits them would not surely be above `there`
+    looks at the object    the mean is surely above `there`
+    looks elsewhere        it is surely below
+    undecided              otherwise, with fewer than 30 images, or if the annotations cover so much of the
+                           image that a map that always hits them would not surely be above `there`
 
 "Surely": a one-sided t test over images at 5 %, Holm-corrected over the classes. One class that looks
 elsewhere is enough for this answer of the network; else all its images together decide. If no method follows,
@@ -31,7 +31,7 @@ from heatproof.verdict.answers import Answer, ClassAnswer, NetworkAnswer, Test, 
 from heatproof.verdict.data import Measure, RunData, mean_over_methods
 from heatproof.verdict.follow import ENOUGH, LEVEL, calibration, decided, holm, p_above
 
-NOT_ASKED = "Whether the network looks where it should was not asked"
+NOT_TESTED = "Whether the network looks where it should was not tested"
 
 
 def looks(data: RunData, following: Sequence[str], untested: Collection[int] = ()) -> NetworkAnswer:
@@ -45,7 +45,7 @@ def looks(data: RunData, following: Sequence[str], untested: Collection[int] = (
     judging = [of for of in data.measures if of.is_test and of.facts.judges == "network"]
     of = next((of for of in judging if any((of.name, m) in data.images.scores for m in data.real)), None)
     if of is None:
-        return NetworkAnswer("undecided", note=_not_asked(data))
+        return NetworkAnswer("undecided", note=_not_tested(data))
     sign = 1 if of.higher_is_better else -1
     columns = {m: sign * column for (name, m), column in data.images.scores.items() if name == of.name}
     # Chance on the same image, since a large object is hit by any map.
@@ -53,7 +53,7 @@ def looks(data: RunData, following: Sequence[str], untested: Collection[int] = (
         (columns[m] for m in data.floors if data.facts.floor_name(m) == "random" and m in columns), None
     )
     if chance is None:
-        why = f"Where the network looks was not judged: {of.short} needs `random` among the methods"
+        why = f"{NOT_TESTED}: {of.short} needs `random` among the methods"
         return NetworkAnswer("undecided", note=why)
     # Only maps that follow the network show what it uses; if none does, all are averaged as information.
     methods = tuple(m for m in following or data.real if m in columns)
@@ -86,19 +86,19 @@ def looks(data: RunData, following: Sequence[str], untested: Collection[int] = (
     note = _note(lie, whole.n, [c.name for c in classes if c.test.answer == "no"], bool(following))
     if all_covered and lie != "no":
         hits = f"`random` hits them on {chance[counts].mean():.0%} of the images"
-        note = f"Where the network looks cannot be judged: annotations cover too much of the image, {hits}"
+        note = f"Where the network looks cannot be tested: annotations cover too much of the image, {hits}"
     elif covered:
         names = listed([data.class_name(c) for c in covered], most=5)
-        note += f"; it cannot be judged on {names}, where annotations cover too much of the image"
+        note += f"; this cannot be tested on {names}, where annotations cover too much of the image"
     return NetworkAnswer(lie if following else "undecided", lie, classes, methods, whole, context, note)
 
 
-def _not_asked(data: RunData) -> str:
+def _not_tested(data: RunData) -> str:
     if not data.real:
-        return f"{NOT_ASKED}: no method of the run looks at the network"
+        return f"{NOT_TESTED}: all methods of the run are controls"
     judging = (facts for facts in data.facts.every_metric if facts.test and facts.judges == "network")
     names = " or ".join(sorted(facts.name for facts in judging))
-    return f"{NOT_ASKED}: it takes pictures with boxes or masks, and {names} among the metrics"
+    return f"{NOT_TESTED}: this needs images with boxes or masks, and the metric {names}"
 
 
 def _answers(columns: Mapping[Any, np.ndarray]) -> dict[Any, Answer]:
@@ -127,14 +127,15 @@ def _test(of: Measure, values: np.ndarray, answer: Answer) -> Test:
 def _note(lie: Answer, n: int, away: Sequence[str], followed: bool) -> str:
     on = f" on {', '.join(away)}" if away else ""
     if not followed:
-        where = {"yes": "lie where they should", "no": f"lie elsewhere{on}"}.get(lie, "do not tell, either")
-        return f"Where the network looks is undecided, for no method was found to follow it; maps {where}"
+        where = {"yes": "highlight the object", "no": f"do not highlight the object{on}"}
+        maps = f"; the maps {where[lie]}" if lie in where else ""
+        return f"Where the network looks is undecided, because no method follows it{maps}"
     if lie == "no":
-        return f"The network looks elsewhere{on}"
+        return f"The network does not look at the annotated object{on}"
     if lie == "yes":
-        return f"The network looks where it should, on {counted(n, 'picture')} whose truth is known"
+        return f"The network looks at the annotated object ({counted(n, 'image')})"
     if n < ENOUGH:
-        return (
-            f"Where the network looks is undecided: {counted(n, 'picture')} with truth, {ENOUGH} are needed"
-        )
-    return "Where the network looks is undecided: as often there as not; more pictures would decide it"
+        return f"Where the network looks is undecided: {counted(n, 'annotated image')}, {ENOUGH} are needed"
+    return (
+        "Where the network looks is undecided: the score is too close to the threshold; add annotated images"
+    )

@@ -315,8 +315,7 @@ def captum_maps(
         layout = layout_of(maps, images, trace.model.module)
         if layout is None:
             raise LayerError(
-                f"{method} gave {tuple(maps.shape)} at {trace.layer!r}, which is no picture; "
-                "name another layer"
+                f"{method} gave {tuple(maps.shape)} at {trace.layer!r}, which is no image; name another layer"
             )
         maps = layout.picture(maps)
     return over_places(offer, maps)

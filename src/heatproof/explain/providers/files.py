@@ -87,7 +87,7 @@ class MapFiles:
         if missing:
             paths = self._candidates(missing[0])[:: 1 if "{id}" in str(self.path) else len(SUFFIXES)]
             raise InputError(
-                f"{len(missing)} of {counted(len(names), 'picture')} have no map, such as {missing[0]}; "
+                f"{len(missing)} of {counted(len(names), 'image')} have no map, such as {missing[0]}; "
                 f"looked for {' or '.join(map(os.path.normpath, paths))}"
             )
         return list(readers)
@@ -116,7 +116,7 @@ class MapFiles:
         names = list(self.order()) if self.order else [str(i) for i in range(count)]
         if len(names) != count:
             raise InputError(
-                f"{self.path} holds {count} maps, but there are {len(names)} pictures; "
+                f"{self.path} holds {count} maps, but there are {len(names)} images; "
                 "give one for each, or an .npz file with values and ids"
             )
         return {name: i for i, name in enumerate(names)}

@@ -150,7 +150,7 @@ class Head:
         """Raise InputError if an image may have other than exactly one class."""
         if not self.one_class:
             raise InputError(
-                f"{who} needs a network that names one class for each picture, and the head here is "
+                f"{who} needs a network that names one class for each image, and the head here is "
                 f"{self.name!r}; name another head, or take heatproof audit or run, which know all heads"
             )
 

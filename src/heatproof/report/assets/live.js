@@ -19,7 +19,7 @@
   };
   const trouble = (error) => {
     const gone = error instanceof TypeError; // what fetch throws where nobody answers
-    at("trouble").textContent = gone ? "The server does not answer any more; what is shown stays." : `Trouble: ${error.message}`;
+    at("trouble").textContent = gone ? "The server no longer responds; the page shows the last state." : `Error: ${error.message}`;
     at("trouble").hidden = false;
   };
   const well = () => { at("trouble").hidden = true; };
@@ -152,7 +152,7 @@
     const last = found.first + list.length - 1, all = found.of.toLocaleString("en");
     said.textContent = list.length
       ? `${found.total.toLocaleString("en")} of ${all} images, ${found.first.toLocaleString("en")} to ${last.toLocaleString("en")} shown: ${sides().map(words).join(" beside ")}`
-      : `No image fits these choices (of ${all})`;
+      : `No image matches these filters (of ${all})`;
     means.replaceChildren(...choices.metrics.filter((metric) => found.means[metric.name]).map((metric) => {
       const [these, every] = found.means[metric.name], line = make("li"), value = make("b"), rest = make("span");
       value.textContent = ` ${number(these)}`;
@@ -284,11 +284,11 @@
   const tell = ({ units, rows, idle }) => {
     const count = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : "s"}`;
     at("live").textContent = rows ? `${count(units, "unit")} finished, ${count(rows, "row")}; the last ${ago(idle)} ago`
-      : "Waiting for the first unit of the run; this page fills by itself.";
+      : "Waiting for the first unit of the run; this page updates automatically.";
     at("live").classList.toggle("going", Boolean(rows) && idle < 60);
     if (!rows) {
       at("verdict").textContent = "Waiting for the first unit";
-      document.querySelector("#verdict-here .lead").textContent = "The run has not finished any unit yet. Nothing needs to be reloaded.";
+      document.querySelector("#verdict-here .lead").textContent = "The run has not finished a unit yet. This page updates automatically.";
     }
   };
   const poll = async () => {

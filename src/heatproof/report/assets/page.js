@@ -125,7 +125,7 @@ const heatproof = (() => {
   const frame = (image, method, name, colours) =>
     stack(image.picture, [{ map: image.maps[method], label: `${name} map of ${image.id}` }], colours);
 
-  const explains = (image, floor) => (floor ? ["explains no class (a floor)"]
+  const explains = (image, floor) => (floor ? ["explains no class (control)"]
     : image.explains ? ["explains ", make("b", {}, outside(image.explains)), ` (${image.which})`] : []);
   const answer = (image, floor = false) => {
     const line = make("div", { class: "answer" }), about = explains(image, floor);
@@ -231,9 +231,9 @@ const heatproof = (() => {
     for (const one of both) {
       if (both.length > 1) dialog.append(make("h4", {}, ...explains(one, false)));
       const cards = make("ul", { class: "cards" });
-      if (one.picture) cards.append(make("li", { class: "card plain" }, make("strong", {}, "the picture"), stack(one.picture, [], state.colours)));
+      if (one.picture) cards.append(make("li", { class: "card plain" }, make("strong", {}, "image"), stack(one.picture, [], state.colours)));
       set.methods.forEach((method, i) => {
-        const name = make("strong", {}, outside(method.name + (method.floor ? " (floor)" : "")));
+        const name = make("strong", {}, outside(method.name + (method.floor ? " (control)" : "")));
         if (one.maps[i] || one === image) cards.append(make("li", { class: "card" }, name, frame(one, i, method.name, state.colours), curve(set, one, i)));
       });
       dialog.append(cards);
@@ -241,7 +241,7 @@ const heatproof = (() => {
     both.filter((one) => Object.keys(one.scores).length).forEach((one) => dialog.append(scoresOf(set, one)));
     const said = make("p", { class: "said" });
     const alone = both.length === 1 && image.right === false ? `This run explains ${image.explains} only; with both_classes = true in its [run] it would explain ${image.predicted} too. ` : "";
-    const drew = Object.keys(image.curves || {}).length ? "Under each map: insertion (solid) and deletion (dashed) of this picture, probability over pixels shown or removed." : "";
+    const drew = Object.keys(image.curves || {}).length ? "Under each map: insertion (solid) and deletion (dashed) of this image, probability over pixels shown or removed." : "";
     said.textContent = alone + drew;
     dialog.append(said);
     dialog.style.setProperty("--heat", state.opacity);
@@ -327,8 +327,8 @@ const heatproof = (() => {
     const draw = () => {
       const images = shown();
       cards.replaceChildren(...images.map(card));
-      said.textContent = images.length ? `${images.length} of ${set.images.length} pictures shown, maps of ${set.methods[state.method].name}`
-        : "No picture fits these choices";
+      said.textContent = images.length ? `${images.length} of ${set.images.length} images shown, maps of ${set.methods[state.method].name}`
+        : "No image matches these filters";
     };
     const recolour = (name) => {
       state.colours = ramp(set.colours[name]);
@@ -388,7 +388,7 @@ const heatproof = (() => {
     const plain = (text) => ({ value: text, text });
     const boxes = {
       method: select("Method", set.methods.map((method, i) => (
-        { value: i, text: method.name + (method.floor ? " (floor)" : ""), selected: i === state.method })), redraw("method")),
+        { value: i, text: method.name + (method.floor ? " (control)" : ""), selected: i === state.method })), redraw("method")),
       sort: select("Sort by", [{ value: "", text: "order of the group" }, ...set.metrics.map((metric) => (
         { value: metric.name, text: metric.plain.split(":")[0] + arrow(metric) }))], redraw("sort")),
       answer: select("Answer", [{ value: "all", text: "right and wrong" }, plain("right"), plain("wrong")], redraw("answer")),

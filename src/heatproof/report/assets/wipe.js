@@ -71,7 +71,7 @@ Object.assign(heatproof, (() => {
     field.value = value;
   };
 
-  const named = (method) => ({ value: method.name, text: method.name + (method.floor ? " (floor)" : "") });
+  const named = (method) => ({ value: method.name, text: method.name + (method.floor ? " (control)" : "") });
 
   /* view: { list, place, sides: [{method, checkpoint}, ...], choices, colours, opacity, ask, mapOf } */
   const compare = (view) => {

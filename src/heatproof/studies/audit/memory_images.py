@@ -38,7 +38,7 @@ def write_images(images: Any, labels: Any, model: Model | None, folder: Path) ->
     if isinstance(images, str | Path):
         if labels is not None:
             raise InputError(
-                f"labels belong to pictures in memory; {images} has its own: folders, or a CSV file"
+                f"labels belong to images in memory; {images} has its own: folders, or a CSV file"
             )
         return AuditImages(guess_source(images), {})
     names: Sequence[str] | None = getattr(images, "classes", None)
@@ -51,21 +51,19 @@ def write_images(images: Any, labels: Any, model: Model | None, folder: Path) ->
         if images.ndim == 4 and torch.as_tensor(images).is_floating_point():
             images, preprocess = _restored(torch.as_tensor(images), model)
     if not len(images):
-        raise InputError(
-            "there is no picture to audit; give a folder, a tensor, Pillow pictures or a dataset"
-        )
+        raise InputError("there is no image to audit; give a folder, a tensor, Pillow images or a dataset")
     numbers, classes = check_labels(labels, len(images), names)
     if labels is not None and len(numbers) != len(images):
-        raise InputError(f"labels has {len(numbers)} entries, but there are {len(images)} pictures")
+        raise InputError(f"labels has {len(numbers)} entries, but there are {len(images)} images")
     (folder / "pictures").mkdir(parents=True, exist_ok=True)
     rows = []
     for i, (image, number) in enumerate(zip(images, numbers, strict=True)):
         path = f"pictures/{i:06d}.png"
-        Image.fromarray(to_pixels(image, f"picture {i}")).save(folder / path)
+        Image.fromarray(to_pixels(image, f"image {i}")).save(folder / path)
         rows.append([path, *([] if number is None else [classes[number]])])
     header = ["path", *(["label"] if classes else [])]
     table = write_rows(folder / "pictures.csv", header, rows)
-    return AuditImages(Guess("csv", table, "pictures from Python"), preprocess)
+    return AuditImages(Guess("csv", table, "images from Python"), preprocess)
 
 
 def _split_pairs(images: Any) -> tuple[Any, Any]:
@@ -74,7 +72,7 @@ def _split_pairs(images: Any) -> tuple[Any, Any]:
         return images, None
     if not hasattr(images, "__getitem__"):
         raise InputError(
-            "images are a folder, a tensor, Pillow pictures or a dataset; for a loader, its .dataset"
+            "images are a folder, a tensor, Pillow images or a dataset; for a loader, its .dataset"
         )
     if not isinstance(images[0], tuple):
         return images, None
@@ -87,7 +85,7 @@ def _split_pairs(images: Any) -> tuple[Any, Any]:
 def _restored(tensors: Tensor, model: Model | None) -> tuple[list[Tensor], dict[str, Any]]:
     """Images in 8 bits that the returned preprocessing turns into these tensors."""
     if not torch.isfinite(tensors).all():
-        raise InputError("images hold NaN or infinity; leave those pictures out")
+        raise InputError("images hold NaN or infinity; leave those images out")
     channels, *size = map(int, tensors.shape[1:])
     mean, std = (model.preprocess.mean, model.preprocess.std) if model else ((0.0,), (1.0,))
     images = _undone(tensors, mean, std) if len(mean) == channels else None

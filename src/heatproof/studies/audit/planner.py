@@ -62,12 +62,12 @@ CURVES = ("insertion(steps=20)", "deletion(steps=20)")
 FURTHER = (("randomisation(depths=3)",), ("fragility",))
 PASSLESS = ("cscore", "auc", "accuracy", "recall", "localise", "structure", "method_agreement")
 LEAST, COMFORTABLE, SOME, MANY = 32, 40, 104, 1000  # images: some decide nothing, so more than ENOUGH
-IMAGES = "pictures"  # the choice of how many
+IMAGES = "images"  # the choice of how many
 MARGIN = 0.8  # of the time that is left: what is measured on two images is not exact
 ALMOST = 0.9
 MOST_OFF = 20.0  # factor by which a step may be more or less expensive than expected
 REPORT = 5.0  # seconds
-FULL, TOO_LONG = "no time is left for it", "about "  # how reasons begin that more minutes help against
+FULL, TOO_LONG = "no time left", "about "  # how reasons begin that more minutes help against
 TRIED = 32  # images on which the network's answers are checked
 KEYS = ("images: ", "model: ", "model.checkpoints: ", "model.layer: ")  # of a study that no user wrote
 SHARE = 0.004  # of the audit that one timing trial may be expected to take
@@ -97,8 +97,8 @@ def inspect(
     if library in LIBRARIES_WITHOUT_WEIGHTS and name and not settings.checkpoint and not settings.pretrained:
         check_name(settings.model)
         raise CheckpointError(
-            f"{settings.model} has random weights, whose maps say nothing: name yours with --checkpoint "
-            "FILE, or take --pretrained to download the library's"
+            f"{settings.model} has random weights, whose maps explain nothing: name yours with --checkpoint "
+            "FILE, or use --pretrained to download the library's"
         )
     if network is None:
         check_network(settings.model, settings.checkpoint)
@@ -143,13 +143,11 @@ def _warnings(resolved: ResolvedStudy) -> list[str]:
     """Conclusions that these labels do not allow."""
     source = resolved.source
     if not source.labelled:
-        return ["the pictures have no labels: predictions are explained, and nobody knows which are right"]
+        return ["the images have no labels: predictions are explained, and their accuracy is unknown"]
     used = {label for sample in source.samples for label in sample.stated}
     if len(used) == 1:
         name = source.classes[used.pop()]
-        return [
-            f"all pictures are of the class {name}: nobody knows whether the network tells it from others"
-        ]
+        return [f"all images are of class {name}, so whether the network can distinguish classes is unknown"]
     answers = first_answers(resolved, TRIED)
     warnings = order_warning(resolved, answers)
     if answers is None or not answers.single or len(answers.truth) < TRIED:
@@ -157,7 +155,7 @@ def _warnings(resolved: ResolvedStudy) -> list[str]:
     chance = 1 / len(source.classes)
     if answers.right / TRIED <= chance + 2 * math.sqrt(chance * (1 - chance) / TRIED):
         warnings.append(
-            f"of {TRIED} pictures the network is right on {answers.right}, hardly more than by guessing"
+            f"{answers.right} of {TRIED} images are classified correctly, which is close to chance"
         )
     return warnings
 
@@ -319,20 +317,20 @@ class BudgetPlanner:
         """
         start = self.done or self._required(wanted)
         if wanted:
-            start = self._methods(start, wanted[1:], "asked for", required=True)
+            start = self._methods(start, wanted[1:], "requested", required=True)
         else:
-            start = self._methods(start, CORE, "one pass per picture", 2)
+            start = self._methods(start, CORE, "one pass per image", 2)
         small = self._images(start, COMFORTABLE)
-        small = small if wanted else self._methods(small, CORE, "one pass per picture", 4)
-        small = self._methods(small, FLOORS, "a floor: it never looks at the network")
+        small = small if wanted else self._methods(small, CORE, "one pass per image", 4)
+        small = self._methods(small, FLOORS, "control: does not use the network")
         small = self._metrics(small, CURVES)
         some = self._images(small, SOME)
-        rich = some if wanted else self._methods(some, MORE, "one pass per picture")
+        rich = some if wanted else self._methods(some, MORE, "one pass per image")
         for group in FURTHER:
             rich = self._metrics(rich, group)
         if not wanted:
             expensive = with_sufficient_repeats(EXPENSIVE).values()
-            rich = self._methods(rich, list(expensive), "many passes per picture")
+            rich = self._methods(rich, list(expensive), "many passes per image")
         last = self._count_noted(self._images(rich, self.most))
         steps = [replace(step, choices=last.choices) for step in (start, small, some, rich, last)]
         before = [self.done, *steps[:-1]]
@@ -348,13 +346,13 @@ class BudgetPlanner:
         if needed > self.affordable:
             enough = math.ceil((needed / MARGIN + REPORT + 60 * self.minutes - self.left()) / 60)
             raise InputError(
-                f"{in_minutes(self.minutes)} is too short: {start.methods[0]} on {least} pictures"
+                f"{in_minutes(self.minutes)} is too short: {start.methods[0]} on {least} images"
                 f"{f' at {self.checkpoints} checkpoints' * (self.checkpoints > 1)} takes about "
-                f"{spell(needed)} here; allow {enough}, or take a smaller network or a faster device"
+                f"{spell(needed)} here; set minutes to {enough}, or use a smaller network or a faster device"
             )
-        start = start.noting(start.methods[0], True, "asked for" if wanted else "the usual first map")
-        start = start.noting("random", True, "the floor that the verdict holds maps against")
-        return start.noting(", ".join(VOTE), True, "the verdict rests on it: maps against their own shadows")
+        start = start.noting(start.methods[0], True, "requested" if wanted else "default method")
+        start = start.noting("random", True, "control that the verdict needs")
+        return start.noting(", ".join(VOTE), True, "decides the verdict: compares maps with control maps")
 
     def _passless(self) -> Iterator[Choice]:
         """Metrics that need no pass, each with the reason against it."""
@@ -367,7 +365,7 @@ class BudgetPlanner:
                     check_head(read_metrics([text]), head)
                 except HeatproofError as error:
                     why = str(error)
-            yield Choice(text, not why, why or "costs no pass")
+            yield Choice(text, not why, why or "needs no extra passes")
 
     def _methods(
         self, chosen: Selection, names: Sequence[str], why: str, most: int = 99, required: bool = False
@@ -383,7 +381,7 @@ class BudgetPlanner:
         if group in chosen.groups:
             return chosen
         more = replace(chosen, metrics=(*chosen.metrics, *group))
-        return self._add(chosen, more, ", ".join(group), "beside the verdict, as information")
+        return self._add(chosen, more, ", ".join(group), "additional information")
 
     def _add(
         self, chosen: Selection, more: Selection, what: str, why: str, required: bool = False
@@ -414,9 +412,9 @@ class BudgetPlanner:
         """Record the number of images, and what so few of them cannot decide."""
         total, n = len(self.resolved.source), chosen.images
         if n < ENOUGH:
-            why = f"{n} of {total}: the verdict needs {ENOUGH}, so it will say undecided; add pictures"
+            why = f"{n} of {total}: the verdict needs {ENOUGH}, so it will be undecided; add images"
         elif n < total:
-            why = f"{n} of {total}, drawn from all, classes in proportion; more minutes take more of them"
+            why = f"{n} of {total}, sampled in proportion to the classes; more minutes use more"
         else:
-            why = f"all {total} of them"
+            why = f"all {total}"
         return chosen.noting(IMAGES, True, why)

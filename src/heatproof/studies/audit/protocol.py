@@ -126,8 +126,8 @@ class AuditScheduler:
         # At most twice the images, so that a step with a wrong cost estimate stays short.
         step = replace(steps[0], images=min(steps[0].images, 2 * done.images))
         names = [n for n in (*step.methods, *step.metrics) if n not in (*done.methods, *done.metrics)]
-        count = [f"{step.images} pictures"] if step.images > done.images else []
-        self.say(f"next, {', '.join([*count, *names])}: about {spell(planner.seconds(step))}")
+        count = [f"{step.images} images"] if step.images > done.images else []
+        self.say(f"next: {', '.join([*count, *names])}, about {spell(planner.seconds(step))}")
         return self._write(step, steps[-1]), steps[-1]
 
     def save(self) -> None:
@@ -147,15 +147,15 @@ class AuditScheduler:
     @cached_property
     def inspection(self) -> Inspection:
         settings, source = self.settings, self.images.source
-        self.say(f"looking at {settings.model} and {source.path}: {source.seen}")
+        self.say(f"inspecting {settings.model} and {source.path}: {source.seen}")
         inspection = inspect(settings, self.tables, settings.out.resolve(), self.network)
         resolved = inspection.resolved
         for line in resolved.describe():
             self.say(line)
         if is_function(resolved.model(resolved.checkpoints[-1].name).module):
             raise ModelError(
-                f"{settings.model} is only a function: it has no weights to redraw, on which an audit "
-                "rests; run a study of occlusion, rise or lime with insertion and deletion instead"
+                f"{settings.model} is a function without weights that can be randomised, which an audit "
+                "needs; run a study of occlusion, rise or lime with insertion and deletion instead"
             )
         return inspection
 
@@ -163,7 +163,7 @@ class AuditScheduler:
     def planner(self) -> BudgetPlanner:
         settings, inspection = self.settings, self.inspection
         budget, seconds = in_minutes(settings.minutes), 60 * settings.minutes
-        self.say(f"timing passes on {inspection.resolved.device}, to choose what fits into {budget}")
+        self.say(f"timing passes on {inspection.resolved.device} to choose what fits into {budget}")
         return BudgetPlanner(
             inspection.resolved,
             CostModel(inspection.resolved, settings.methods[:1] or FIRST, seconds, self.trying),
@@ -210,12 +210,12 @@ class AuditScheduler:
         left, minutes = whole.out_of_time, self.settings.minutes
         total = min(len(self.inspection.resolved.source), self.planner.most)
         if whole.images < total:
-            left = [*left, f"{total - whole.images} pictures"]
+            left = [*left, f"{total - whole.images} images"]
         if not left:
             return ""
         return (
-            f"left out for want of time: {', '.join(left)}; {spell(self.spent)} of {in_minutes(minutes)} "
-            f"were used, and the same call with more minutes, such as {2 * minutes:g}, goes on from here"
+            f"left out for lack of time: {', '.join(left)}; the same call with more minutes, such as "
+            f"{2 * minutes:g}, continues this audit"
         )
 
     def _comments(self, whole: Selection) -> str:
@@ -225,8 +225,10 @@ class AuditScheduler:
         ]
         if self.settings.from_python:
             lines.append("The network came from Python: to run this file, name it as FILE.py:FUNCTION.")
-        left = [f"  {choice.what}: {choice.why}" for choice in whole.choices if not choice.taken]
-        return "".join(f"# {line}\n" for line in (*lines, *(["Left out:", *left] if left else []))) + "\n"
+        for taken, title in ((True, "Chosen:"), (False, "Left out:")):
+            own = [f"  {choice.what}: {choice.why}" for choice in whole.choices if choice.taken == taken]
+            lines += [title, *own] if own else []
+        return "".join(f"# {line}\n" for line in lines) + "\n"
 
 
 @dataclass(frozen=True)
@@ -251,10 +253,15 @@ class AuditPlan:
         return reasons
 
     def lines(self) -> Iterator[str]:
-        """Every choice and note as text."""
-        for taken, word in ((True, "chosen"), (False, "left out")):
-            for why, names in self.reasons(taken).items():
-                yield f"{word}: {', '.join(names)} ({why})"
+        """What was chosen and why, what was left out, and notes."""
+        for why, names in self.reasons(True).items():
+            yield f"chosen: {', '.join(names)} ({why})"
+        yield from self.notices()
+
+    def notices(self) -> Iterator[str]:
+        """What was left out, and notes."""
+        if left := [choice.what for choice in self.choices if not choice.taken]:
+            yield f"left out: {', '.join(left)} (reasons in {self.study})"
         yield from (f"note: {note}" for note in self.notes)
 
 
@@ -294,7 +301,7 @@ def plan_audit(
     begun = known and (out / "run" / "run.json").exists()
     chosen = images() if images else AuditImages(guess_source(settings.images), {})
     if begun and settings.minutes > state.minutes:
-        say(f"going on with an audit of {in_minutes(state.minutes)}, of which {spell(state.spent)} were used")
+        say(f"continuing an audit of {in_minutes(state.minutes)}, of which {spell(state.spent)} were used")
         state = replace(state, ended=False)
     scheduler = AuditScheduler(settings, chosen, network, say, trying, state, began or time.perf_counter())
     if not begun:

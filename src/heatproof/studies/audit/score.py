@@ -40,7 +40,7 @@ def plan_score(settings: ScoreSettings, say: Callable[[str], object] = lambda te
     inspection = inspect(audit, tables, folder, None)
     resolved = inspection.resolved
     function = is_function(resolved.model(resolved.checkpoints[-1].name).module)
-    choices = [Choice(name, True, "asked for") for name in settings.metrics]
+    choices = [Choice(name, True, "requested") for name in settings.metrics]
     if not choices:
         available = MetricAvailability(
             resolved, inspection.classes, inspection.labels, stored=True, function=function

@@ -30,12 +30,12 @@ BATCH = 8  # images per unit: what Ctrl-C has to wait for
 PYTHON = "python:"  # before the name of a network that was passed in Python
 CHANGEABLE = ("out", "device", "threads", "expect_accuracy")  # when an audit is resumed
 MODEL = "lite0, torchvision:NAME, timm:NAME, hf:FOLDER, FILE.py:{}, ..."
-IMAGES = "A folder of pictures, or a CSV file that lists them."
+IMAGES = "A folder of images, or a CSV file that lists them."
 PRETRAINED = "The library's own weights, which are downloaded."
 NUM_CLASSES = "Of the network; the checkpoint's by default."
 CLASS_NAMES = "Comma-separated, in the order of the model's classes; else its own, or the folders'."
-ALLOW_PICKLE = "Let checkpoints run code. Only if you trust them."
-SEED = "Everything follows from it."
+ALLOW_PICKLE = "Allow checkpoints to run code. Only if you trust them."
+SEED = "Of all random numbers."
 SHARED = (  # of both settings
     "model", "images", "checkpoint", "pretrained", "num_classes", "class_names", "limit", "head",
     "preprocess", "allow_pickle", "device", "threads", "seed", "out",
@@ -54,9 +54,9 @@ class AuditSettings(Settings):
     pretrained: bool = option(False, PRETRAINED)
     num_classes: int | None = option(None, NUM_CLASSES, least=1)
     class_names: tuple[str, ...] = option((), CLASS_NAMES, read=words)
-    minutes: float = option(5.0, "About how long the whole audit may take.")
+    minutes: float = option(5.0, "Approximate duration of the audit.")
     methods: tuple[str, ...] = option(
-        (), "Comma-separated, instead of those it would choose.", short="m", read=calls, default_text=""
+        (), "Comma-separated, instead of the automatic choice.", short="m", read=calls, default_text=""
     )
     limit: int | None = option(None, LIMIT, least=1)
     layer: str | None = option(None, LAYER, short="l")

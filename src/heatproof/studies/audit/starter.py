@@ -35,7 +35,7 @@ def write_starter(
 
 def facts(guess: Guess, source: Source) -> list[str]:
     """What is known about the images, a sentence each."""
-    lines = [f"{guess.path}: {guess.seen}, {len(source):,} picture{'s' * (len(source) != 1)}"]
+    lines = [f"{guess.path}: {guess.seen}, {len(source):,} image{'s' * (len(source) != 1)}"]
     if source.labelled:
         counts = Counter(label for sample in source.samples for label in sample.stated)
         names = [f"{source.classes[k]} ({n})" for k, n in sorted(counts.items())[:MOST_NAMES]]
@@ -43,13 +43,13 @@ def facts(guess: Guess, source: Source) -> list[str]:
         plural = "es" * (len(source.classes) != 1)
         lines.append(f"{len(source.classes)} class{plural}: {', '.join(names)}{more}")
         if len(counts) == 1:
-            lines.append("all pictures are of one class, so AUC is left out")
+            lines.append("all images are of one class, so AUC is left out")
     else:
-        lines.append("no labels: put the pictures of each class into a folder of its own to have them")
+        lines.append("no labels: put the images of each class into a folder of its own to have them")
     if source.boxed or source.parts:
         lines.append(f"truth: {', '.join(filter(None, ('boxes' * source.boxed, *source.parts)))}")
     if len(source) < ENOUGH:
-        lines.append(f"the verdict needs {ENOUGH} pictures to decide; add {ENOUGH - len(source)} or more")
+        lines.append(f"the verdict needs {ENOUGH} images to decide; add {ENOUGH - len(source)} or more")
     return lines
 
 
@@ -98,7 +98,7 @@ def starter(
         '# options.class_names = ["a", "b"]    the classes in the order of the model, where it is not sorted',
         "",
         "[run]",
-        f"batch_size = {min(8, len(source))}            # pictures per unit: what Ctrl-C waits for",
+        f"batch_size = {min(8, len(source))}            # images per unit: what Ctrl-C waits for",
         f'# targets = "predicted"   explain the network\'s answer{" instead of the label" * bool(classes)}',
         '# device = "cuda"         a GPU is taken where there is one',
     ]

@@ -226,7 +226,7 @@ def strip(result: Contrast, method: str, most: int = SHOWN, heading: str = "") -
     titles = ("A uses the token", "B does not")
     tiles = []
     for i, image in enumerate(result.pictures[:most]):
-        tiles.append(Tile(image, "the picture"))
+        tiles.append(Tile(image, "the image"))
         for drawn, inside, title in zip(overlays, (score.a, score.b), titles, strict=True):
             tiles.append(Tile(drawn[i], title, f"{inside[i]:.0%} on the token"))
     rows = [tiles[start : start + 6] for start in range(0, len(tiles), 6)]

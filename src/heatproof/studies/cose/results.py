@@ -460,4 +460,4 @@ def _sheet(
             note = f"{SIMILARITIES[results.similarity]} {known[0]:.2f}" if known else ""
             row.append(Tile(overlay(images[0], back.clamp(0, 1).cpu()), method, note))
         rows.append(row)
-    return sheet(rows, heading=f"{image}: maps laid over the picture as it is", cmap="inferno")
+    return sheet(rows, heading=f"{image}: maps laid over the image as it is", cmap="inferno")

@@ -27,7 +27,7 @@ class CoseSettings(Settings):
     """Settings of a COSE study."""
 
     model: str = option(help="torchvision:NAME, timm:NAME, hf:FOLDER, FILE.py:FACTORY, lite0, ...", short="M")
-    images: str | Path = option(help="Where the pictures are.")
+    images: str | Path = option(help="Where the images are.")
     kind: str = option("folder", "folder, csv, imagenet, npz, hf or dicom.")
     checkpoints: tuple[str | Path, ...] = option(
         (), "Weight files of one training run, or a quoted pattern; may be given several times."
@@ -42,7 +42,7 @@ class CoseSettings(Settings):
     paper: bool = option(
         False,
         "As the authors ran it: LIME with 1,000 random samples of quickshift segments, squared SmoothGrad, "
-        "only pictures that the final model gets right.",
+        "only images that the final model gets right.",
     )
     similarity: str = option(
         "local5",
@@ -62,26 +62,26 @@ class CoseSettings(Settings):
     layer: str | None = option(None, LAYER, short="l")
     head: str | None = option(None, CLASS_HEAD)
     name: str | None = option(None, "The model's name in tables.")
-    dataset: str | None = option(None, "The pictures' name in tables; that of their folder by default.")
+    dataset: str | None = option(None, "The images' name in tables; that of their folder by default.")
     pretraining: str | None = option(
         None, "How the network was pre-trained (supervised, dino, ...), to group studies by."
     )
     trained_with: str = option(
         "unknown",
-        "Whether these transforms were part of the training; found by itself for trainings of heatproof.",
+        "Whether these transforms were part of the training; detected for trainings of heatproof.",
         choices=("yes", "no", "unknown"),
     )
-    beside: tuple[Path, ...] = option((), "Folder of another COSE study, to stand in the same Table 1.")
-    figures: bool = option(True, "Draw them.")
-    examples: int = option(2, "Pictures whose maps are shown before and after a change.", least=0)
+    beside: tuple[Path, ...] = option((), "Folder of another COSE study, for the same Table 1.")
+    figures: bool = option(True, "Draw the figures.")
+    examples: int = option(2, "Images whose maps are shown before and after a change.", least=0)
     same_seed: bool = option(False, "Both sides of a pair draw the same random numbers.")
-    require_correct: bool = option(False, "Only pictures that the final model gets right.")
-    allow_pickle: bool = option(False, "Let checkpoints run code. Only if you trust them.")
+    require_correct: bool = option(False, "Only images that the final model classifies correctly.")
+    allow_pickle: bool = option(False, "Allow checkpoints to run code. Only if you trust them.")
     out: Path = option(Path("runs/cose"), "Folder.", short="o")
-    batch_size: int | None = option(None, "Inputs per pass; found by itself by default.", least=1)
-    unit_images: int = option(8, "Pictures per unit, which is what a kill can lose.", least=1)
+    batch_size: int | None = option(None, "Inputs per pass; chosen automatically by default.", least=1)
+    unit_images: int = option(8, "Images per unit, the most that an interruption loses.", least=1)
     device: str | None = option(None, DEVICE)
-    threads: int | None = option(None, "Of torch; OMP_NUM_THREADS or its own choice by default.", least=1)
+    threads: int | None = option(None, "Threads of torch; default: OMP_NUM_THREADS or automatic.", least=1)
     seed: int = option(0, "Repeats the study exactly.", least=0)
     image_options: Mapping[str, Any] = field(default_factory=dict)  # for the source of the images
     model_options: Mapping[str, Any] = field(default_factory=dict)  # for the network's builder

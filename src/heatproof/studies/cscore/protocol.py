@@ -184,7 +184,7 @@ def compare(
     config = {**config, "model": config["model"] | model, "images": config["images"] | place}
     if ResolvedStudy(study_from(config), out).source.hash != old.manifest.data:
         raise InputError(
-            f"the pictures are not those of {reference}; name their folder with --images, unchanged"
+            f"the images are not those of {reference}; name their folder with --images, unchanged"
         )
     run = Trajectory.from_run(named_run(out, "run", config, progress).folder)
     before, after = replace(known[-1], epoch=None), run.checkpoints[-1]
@@ -229,11 +229,11 @@ def check(settings: CscoreSettings) -> tuple[Source, Path]:
     """Check the settings before training; return the images and the folder their names are relative to."""
     read_methods(settings.methods)
     if not settings.images:
-        raise InputError("no pictures were named; give a folder with one folder for each class")
+        raise InputError("no images were named; give a folder with one folder for each class")
     source, root = pooled(settings)
     if len(source.classes) < 2:
         raise InputError(
-            f"the pictures have one class only ({source.classes[0]}); a classifier needs at least two"
+            f"the images have one class only ({source.classes[0]}); a classifier needs at least two"
         )
     last = settings.last_epoch
     if not settings.checkpoints and not any(1 <= epoch <= last for epoch in settings.keep):
@@ -247,7 +247,7 @@ def pooled(settings: CscoreSettings) -> tuple[Source, Path]:
     for path in settings.images:
         source = open_source(settings.kind, path)
         if not source.labelled:
-            raise InputError(f"the pictures of {path} have no labels; put them in one folder for each class")
+            raise InputError(f"the images of {path} have no labels; put them in one folder for each class")
         known = [(sample, sample.label) for sample in source.samples if sample.label is not None]
         listed += [(Path(s.content).resolve(), source.classes[label], s) for s, label in known]
     root = Path(os.path.commonpath([path.parent for path, *_ in listed]))

@@ -102,7 +102,7 @@ class Candidate(NamedTuple):
         low, high = self.score.interval
         interval = "" if math.isnan(low) else f" (95 % {low:.3f} to {high:.3f})"
         return (
-            f"worst class ({run.class_name(self.label)}, {self.score.n} pictures) a C-Score of "
+            f"worst class ({run.class_name(self.label)}, {self.score.n} images) a C-Score of "
             f"{self.score.value:.3f}{interval}"
         )
 

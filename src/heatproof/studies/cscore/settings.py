@@ -35,7 +35,7 @@ class CscoreSettings(Settings):
     images: tuple[Path, ...] = option(
         (), "Folder with a folder per class; may be repeated, then all are pooled.", short="i"
     )
-    kind: str = option("folder", "How the pictures are listed.", choices=("folder", "csv"))
+    kind: str = option("folder", "How the images are listed.", choices=("folder", "csv"))
     model: str = option(
         "lite0", "lite0, torchvision:NAME, timm:NAME, keras:NAME, FILE.py:FACTORY, ...", short="M"
     )
@@ -44,48 +44,48 @@ class CscoreSettings(Settings):
     )
     beside: tuple[Path, ...] = option((), "A finished study, on the same page; may be repeated.")
     checkpoints: tuple[str, ...] = option(
-        (), "Weights that exist, or a pattern; then nothing is trained. May be repeated.", short="c"
+        (), "Existing weights, or a pattern; skips the training. May be repeated.", short="c"
     )
     pretrained: bool = option(False, "Begin with the library's own weights.")
     methods: tuple[str, ...] = option(
         METHODS, "Comma-separated; the paper's six by default.", short="m", read=calls, default_text=""
     )
-    held_out: float = option(0.2, "Share that is not trained on.")
+    held_out: float = option(0.2, "Share of images held out from training.")
     head_epochs: int = option(20, "Of phase 1.", least=0)
     full_epochs: int = option(10, "Of phase 2.", least=0)
     head_lr: float = option(1e-4, "Learning rate of phase 1.")
     full_lr: float = option(1e-5, "Learning rate of phase 2.")
     label_smoothing: float = option(0.1, "In phase 2.")
     clip: float = option(1.0, "Gradient norm in phase 2.")
-    train_batch: int = option(32, "Pictures per step of training.", least=1)
+    train_batch: int = option(32, "Images per step of training.", least=1)
     first_phase: str = option(
-        "head", "What phase 1 trains: all, where the backbone has no weights worth freezing.",
+        "head", "What phase 1 trains; all: for a backbone without pretrained weights.",
         choices=("head", "all"),
     )  # fmt: skip
     class_weights: bool = option(False, "Weigh classes by their inverse frequency.")
-    transforms: bool = option(False, "Train under COSE's transforms, one by chance each time.")
-    keep: tuple[int, ...] = option(CHECKPOINTS, "Epochs that are scored.", read=_epochs)
+    transforms: bool = option(False, "Train with COSE's transforms, chosen at random.")
+    keep: tuple[int, ...] = option(CHECKPOINTS, "Epochs to score.", read=_epochs)
     tau: float | str = option(
-        0.5, "Gold lists: the probability from which on a picture counts; or adaptive.",
+        0.5, "Gold lists: least probability of an image; or adaptive.",
         read=_tau, default_text="0.5",
     )  # fmt: skip
     weights: str = option(
-        "confidence", "What a picture counts: its probability, that calibrated on the other half, or 1.",
+        "confidence", "Weight of an image: its probability, that calibrated on the other half, or 1.",
         choices=("confidence", "calibrated", "uniform"),
     )  # fmt: skip
     anchor: str | None = option(
         None, "The lists of one checkpoint for all of them: first, last, or its name, such as epoch20."
     )
-    gradients: bool = option(False, "Log each layer's gradients; do they warn of the alarms?")
+    gradients: bool = option(False, "Log each layer's gradients, and test whether they predict alarms.")
     layer: str | None = option(None, LAYER, short="l")
     head: str | None = option(None, CLASS_HEAD)
-    sweep: bool = option(True, "C-Score of every CAM at every depth, too.")
+    sweep: bool = option(True, "Also compute the C-Score of every CAM at every depth.")
     limit: int | None = option(None, LIMIT, least=1)
     out: Path = option(Path("runs/cscore"), "Folder.", short="o")
-    batch_size: int = option(32, "Pictures per unit of the run.", least=1)
+    batch_size: int = option(32, "Images per unit of the run.", least=1)
     device: str | None = option(None, DEVICE)
     threads: int | None = option(None, THREADS, least=1)
-    amp: bool = option(False, "Train in bfloat16 where it is safe.")
+    amp: bool = option(False, "Train in bfloat16.")
     seed: int = option(0, "Repeats the study exactly.")
     options: Mapping[str, Any] = field(default_factory=dict)  # for the network's builder
 

@@ -105,7 +105,7 @@ def sift(kind: str, path: Path, class_count: int, class_names: Sequence[str] | N
     if not used:
         reason, count, example = reasons(aside)[0]
         raise InputError(
-            f"none of the {len(aside)} pictures in {path} can be used; {count} like {example}: {reason}"
+            f"none of the {len(aside)} images in {path} can be used; {count} like {example}: {reason}"
         )
     classes = tuple(names.get(k, f"class {k}") for k in range(class_count))
     return Sifted(root, tuple(used), classes, tuple(aside))
@@ -169,7 +169,7 @@ def _rows(path: Path, file_column: str, label_column: str) -> tuple[list[Entry],
         if entry.label != row[label_column]:
             entry.wrong = f"{where}: it has the class {row[label_column]!r} here and {entry.label!r} before"
     if not entries:
-        raise InputError(f"{path} lists no picture")
+        raise InputError(f"{path} lists no image")
     return list(entries.values()), named
 
 
@@ -198,7 +198,7 @@ def _wrong_boxes(entry: Entry, root: Path) -> str:
         if box[0] < 0 or box[1] < 0 or box[2] > width or box[3] > height:
             corners = ", ".join(f"{v:g}" for v in box)
             return (
-                f"the box ({corners}) reaches outside the {width}x{height} picture; "
+                f"the box ({corners}) reaches outside the {width}x{height} image; "
                 "write x0, y0, x1, y1, not x, y, width, height"
             )
     return ""
@@ -209,7 +209,7 @@ def _refuse_other_order(entries: Sequence[Entry]) -> None:
     boxed = sum(bool(entry.boxes or entry.wrong) for entry in entries)
     if len(backwards) > BACKWARDS_AT_MOST * boxed:
         raise InputError(
-            f"{len(backwards)} of {boxed} pictures have boxes that run backwards, so the numbers seem to be "
+            f"{len(backwards)} of {boxed} images have boxes that run backwards, so the numbers seem to be "
             f"x, y, width, height; write x0, y0, x1, y1 (first: {backwards[0].wrong})"
         )
 
@@ -286,5 +286,5 @@ def without(sifted: Sifted, exclude: str) -> Sifted:
     }
     used = tuple(pair for pair in sifted.entries if pair[0].image not in left_out)
     if not used:
-        raise InputError(f"no picture is left: {exclude} leaves out all {len(sifted.entries)}")
+        raise InputError(f"no image is left: {exclude} leaves out all {len(sifted.entries)}")
     return replace(sifted, entries=used, left_out=tuple(starmap(Aside, left_out.items())))

@@ -186,7 +186,7 @@ class Studio:
             drawn = panel(tiles, columns=MAX_CROPS, heading=f"{name}: under the strongest place of {method}")
             path = self.save(drawn, f"{label}", "shared")
             text = (
-                f"**{name}** ({method}): {group.n} of {len(images)} flagged pictures share what these crops "
+                f"**{name}** ({method}): {group.n} of {len(images)} flagged images share what these crops "
                 f"show. {group.sentence}\n\n![{name}](panels/{path.name})"
             )
             texts.append((group.n, text))

@@ -76,7 +76,7 @@ def localise_study(settings: LocaliseSettings, progress: Progress | None = None)
     run = named_run(settings.out, "run", _config(settings, images), progress)
     results = read_scores(run.folder, settings.budget, settings.seed)
     if not results.images:
-        raise InputError(f"no picture could be used; see the rows 'image' in {settings.out / 'run'}")
+        raise InputError(f"no image could be used; see the rows 'image' in {settings.out / 'run'}")
     tables = page.report_tables(results, groups)
     flags = find_flags(results, run.folder, settings.thresholds)
     tables.append(page.flag_count_table(flags, results, settings.thresholds))
@@ -178,10 +178,10 @@ def filter_steps(sifted: Sifted, settings: LocaliseSettings) -> list[tuple[str, 
     fitting = select(single, box_share=settings.box_share)
     low, high = settings.box_share
     steps = [
-        ("pictures in the list", len(sifted.entries) + len(sifted.aside) + len(sifted.left_out)),
+        ("images in the list", len(sifted.entries) + len(sifted.aside) + len(sifted.left_out)),
         ("with a usable box and a known class", len(source)),
         ("with one box", len(single)),
-        (f"whose box covers {low:.0%} to {high:.0%} of the picture", len(fitting)),
+        (f"whose box covers {low:.0%} to {high:.0%} of the image", len(fitting)),
     ]
     if settings.limit:
         steps.append((f"drawn (limit {settings.limit})", min(settings.limit, len(fitting))))

@@ -35,7 +35,7 @@ class FlagThresholds(Settings):
     high_insertion: float = option(0.6, "Flag: faithful from here.")
     off_object: float = option(0.5, "Flag: off-object below this share of what fits into the box.")
     confident: float = option(0.5, "Flag: confident above.")
-    rise: float = option(0.1, "Flag: a deletion curve that rises so.")
+    rise: float = option(0.1, "Flag: a deletion curve that rises by this.")
     overlap: float | None = option(None, "Flag: methods disagree up to here; the budget by default.")
 
 
@@ -45,8 +45,8 @@ class LocaliseSettings(Settings):
 
     model: str = option(help="lite0, torchvision:NAME, timm:NAME, hf:FOLDER, FILE.py:FACTORY, ...", short="M")
     checkpoint: Path | None = option(None, "Weights: safetensors or torch.")
-    images: Path = option(help="Folder or CSV file of pictures with boxes.")
-    kind: str = option("imagenet", "How the pictures are listed.", choices=("imagenet", "csv"))
+    images: Path = option(help="Folder or CSV file of images with boxes.")
+    kind: str = option("imagenet", "How the images are listed.", choices=("imagenet", "csv"))
     class_names: tuple[str, ...] = option(
         (), "Comma-separated, in the order of the model's classes; else its own.", read=words
     )
@@ -54,7 +54,7 @@ class LocaliseSettings(Settings):
         ("gradcam", "lime"), 'Comma-separated, options in brackets: "gradcam,lime(samples=200)".',
         short="m", read=calls,
     )  # fmt: skip
-    budget: float = option(0.2, "Share of pixels a map may mark.")
+    budget: float = option(0.2, "Share of pixels that a map may mark.")
     target: str = option(
         "label", "Class to explain: the true or the predicted one.", choices=("label", "predicted")
     )
@@ -66,26 +66,28 @@ class LocaliseSettings(Settings):
     )
     exclude: str | None = option(
         None,
-        "Left out: ambiguous (ImageNet's labels that mean the same), or a file, a class or picture a line.",
+        "Left out: ambiguous (ImageNet's labels that mean the same), or a file, a class or image a line.",
     )
     groups: str | None = option(
         None, "Tables for groups of classes: imagenet, or a CSV file with the columns class and group."
     )
-    box_share: tuple[float, float] = option((0.1, 0.8), "Least and most of the picture that its box covers.")
+    box_share: tuple[float, float] = option(
+        (0.1, 0.8), "Least and largest share of the image that its box covers."
+    )
     limit: int | None = option(None, shared.LIMIT, least=1)
-    panels: int = option(12, "Case studies to draw, and as many confused pictures.", least=0)
-    repeats: int = option(0, "Explain some pictures so often with other seeds: are maps stable?", least=0)
+    panels: int = option(12, "Case studies to draw, and as many confused images.", least=0)
+    repeats: int = option(0, "Repetitions with other seeds on a subset, to test stability.", least=0)
     segment_counts: tuple[int, ...] = option(
         (), "LIME with other numbers of segments: 30,100,200,300.", read=counts, default_text="none"
     )
-    subset: int = option(12, "Pictures for repeats and segment counts.", least=1)
+    subset: int = option(12, "Images for repeats and segment counts.", least=1)
     steps: int = option(100, "Steps of insertion and deletion.", least=1)
-    baseline: str = option("blur", "What deleted pixels become.", choices=BASELINES)
+    baseline: str = option("blur", "Replacement of deleted pixels.", choices=BASELINES)
     layer: str | None = option(None, f"{shared.LAYER} last_conv: as the thesis.", short="l")
     head: str | None = option(None, shared.CLASS_HEAD)
     thresholds: FlagThresholds = field(default_factory=FlagThresholds)
     out: Path = option(Path("runs/localise"), "Folder.", short="o")
-    batch_size: int = option(16, "Pictures per unit.", least=1)
+    batch_size: int = option(16, "Images per unit.", least=1)
     device: str | None = option(None, shared.DEVICE)
     threads: int | None = option(None, shared.THREADS, least=1)
     seed: int = option(0, "Repeats the run exactly.")

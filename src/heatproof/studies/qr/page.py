@@ -260,7 +260,7 @@ def pareto_figure(made: Tables) -> Any:
         lines.append(Line([p.time for p in best], [p.score for p in best], style=joined))
         times = [p.time for p in points if not math.isnan(p.time)]
         scale = "log" if times and max(times) > WIDE * min(times) else "linear"
-        axes = {"title": title, "xlabel": "ms per picture", "xscale": scale}
+        axes = {"title": title, "xlabel": "ms per image", "xscale": scale}
         panels.append(Panel(lines, axes | {"ylabel": "FMR + TMR - 3 BL - DtS"}))
     legend = [Line([], [], m, _mark(colour)) for m, colour in (colours | {"floors": GREY}).items()]
     legend += [Line([], [], r, _mark("black", r) | {"markerfacecolor": "white"}) for r in REGIMES]
