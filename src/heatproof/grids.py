@@ -24,7 +24,7 @@ def per_map(numbers: Tensor, maps: Tensor) -> Tensor:
 
 
 def extremes(values: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Minimum and maximum over axes, with keepdim. (aminmax takes several times as long on a CPU.)"""
+    """Minimum and maximum over axes, with keepdim; aminmax takes several times as long on a CPU."""
     return values.amin(dims, keepdim=True), values.amax(dims, keepdim=True)
 
 
@@ -42,13 +42,13 @@ def normalise(values: Tensor) -> Tensor:
 
 
 def constant(values: Tensor) -> Tensor:
-    """ "b" bool: maps that are constant once negatives are clipped."""
+    """Bool tensor "b": maps that are constant once negatives are clipped."""
     low, high = extremes(values.flatten(1).clamp(min=0), (1,))
     return (high == low)[:, 0]
 
 
 def upsample(values: Tensor, size: tuple[int, ...]) -> Tensor:
-    """ "b h w" -> "b H W", linear in each axis, align_corners=False; float32, or float64 if the maps are."""
+    """Turn "b h w" into "b H W", linear in each axis, align_corners=False; float32, or float64 as maps."""
     values = _wide(values)
     if tuple(values.shape[1:]) == tuple(size):
         return values

@@ -148,7 +148,7 @@ class Trace:
 
     @cached_property
     def total(self) -> Tensor:
-        """ "b c": the sum of each channel of the layer."""
+        """Tensor "b c": the sum of each channel of the layer."""
         return self.activation.sum(spatial_dims(self.activation, 2))
 
     @property
@@ -211,15 +211,15 @@ class Maps:
 
     @property
     def degenerate(self) -> Tensor:
-        """ "b" bool: maps that are constant once negatives are clipped."""
+        """Bool tensor "b": maps that are constant once negatives are clipped."""
         return constant(self.values)
 
     def normalised(self) -> Tensor:
-        """ "b h w" in [0, 1], at the method's own size."""
+        """Tensor "b h w" in [0, 1], at the method's own size."""
         return normalise(self.values)
 
     def upsample(self, size: tuple[int, ...] | None = None) -> Tensor:
-        """ "b H W" in [0, 1]: bilinear (of volumes trilinear) to the image's size, then normalised.
+        """Tensor "b H W" in [0, 1]: bilinear (of volumes trilinear) to the image's size, then normalised.
 
         Args:
             size: height and width, if not those of the image.
@@ -227,7 +227,7 @@ class Maps:
         return normalise(upsample(self.values, size or self.image_size))
 
     def for_display(self) -> Tensor:
-        """ "b H W" in [0, 1] on the CPU: as upsample, brightened for methods with a value per pixel."""
+        """Tensor "b H W" in [0, 1] on the CPU: as upsample, brightened for methods with a value per pixel."""
         heat = self.upsample().cpu()
         if tuple(self.values.shape[1:]) != tuple(self.image_size):
             return heat
@@ -261,7 +261,7 @@ class Maps:
         return {name: change(name) for name in names if getattr(self, name) is not None}
 
     def numpy(self) -> np.ndarray:
-        """ "b h w": the values as an array, at the method's own size."""
+        """Array "b h w": the values as an array, at the method's own size."""
         return np.asarray(self.values.detach().cpu())
 
     def overlay(

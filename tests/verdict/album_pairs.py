@@ -36,7 +36,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 CSV, PAGE = DOCS / "album.csv", DOCS / "album.md"
 SEEDS = range(1, 9)
 METHODS = ("gradcam", "layercam")
-COLUMNS = ("pair", "network", "pictures", "groups", "first", "on_tag", "changed", "elsewhere")
+COLUMNS = ("pair", "network", "images", "groups", "first", "on_tag", "changed", "elsewhere")
 Row = dict[str, str | int]
 
 
@@ -56,7 +56,7 @@ def album_of(model: Model, images: Tensor, positive: int, pair: str, which: str,
     for pages in made.classes:
         if pages.label == positive and pages.groups:  # a network may call no picture so
             first = pages.groups[0]
-            row |= {"pictures": pages.n, "groups": len(pages.groups), "first": first.n}
+            row |= {"images": pages.n, "groups": len(pages.groups), "first": first.n}
             row |= {
                 "on_tag": on_the_tag(first, masks),
                 "changed": first.changed,

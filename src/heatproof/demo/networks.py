@@ -65,7 +65,7 @@ def write_pictures(out: Path, sizes: Sizes, seed: int) -> Path:
 
 
 def codes_to_learn(n: int, sizes: Sizes, seed: int, use: str) -> Data:
-    """n codes and as many negatives."""
+    """Images of n codes and of as many negatives."""
     return as_data(make_codes("qr", n, n, sizes.pixels, len(USES) * seed + USES.index(use)))
 
 

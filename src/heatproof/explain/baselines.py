@@ -28,10 +28,11 @@ TRUNCATE = 4.0  # kernel radius in standard deviations
 def baseline_images(
     model: Model, images: Tensor, kind: str = "blur", seed: int = 0, known: Sequence[str] = BASELINES
 ) -> Tensor:
-    """ "b c H W" of one of the `known` kinds:
+    """Baseline images "b c H W" of one of the `known` kinds.
 
-    zero (in normalised space), black (0 before normalisation), blur (Gaussian, sigma 10), mean (the image's
-    own, per channel) or noise (standard normal in normalised space, by the seed, the same for every image).
+    These are zero (in normalised space), black (0 before normalisation), blur (Gaussian, sigma 10), mean (the
+    image's own, per channel) or noise (standard normal in normalised space, by the seed, the same for every
+    image).
     """
     if kind not in known:
         raise InputError(f"unknown baseline {kind!r}; {did_you_mean(kind, known)}")
@@ -58,7 +59,7 @@ def baseline_images(
 def mixed(
     visible: Tensor, images: Tensor, others: Tensor, rows: Tensor, segments: Tensor | None = None
 ) -> Tensor:
-    """ "n c H W": input j is image rows[j] where visible[j], "H W" bool, is true, and its other elsewhere.
+    """Inputs "n c H W": input j is image rows[j] where visible[j], "H W" bool, is true, its other elsewhere.
 
     segments: "b H W" numbers of segments; visible[j] is then "s" bool, by segment.
     """
@@ -86,7 +87,7 @@ def variant_scores(
     make: Callable[[Tensor, Tensor], Tensor],
     read: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """ "r n": the class's probability for `count` variants of each of the images `rows`.
+    """Tensor "r n": the class's probability for `count` variants of each of the images `rows`.
 
     make(images, variants): builds a batch, from the numbers of images and of variants.
     read: from logits and targets to scores, if not probabilities.
@@ -122,7 +123,7 @@ def gaussian_blur(images: Tensor, sigma: float, axes: int = 2) -> Tensor:
 def blur_matrices(
     size: int, sigmas: Sequence[float], device: torch.device | str | None = None, reflect: bool = False
 ) -> Tensor:
-    """ "k size size": the matrix that blurs an axis of `size` pixels, for each of k sigmas.
+    """Tensor "k size size": the matrix that blurs an axis of `size` pixels, for each of k sigmas.
 
     reflect: repeat the image beyond its border, mirrored, as scipy's "reflect"; else it is 0 there.
     """

@@ -38,7 +38,7 @@ def weighted_sum(weights: Tensor, activations: Tensor) -> Tensor:
 
 
 def safe_ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """numerator / denominator, and 0 if the denominator is 0; no epsilon shifts the other values."""
+    """Quotient, and 0 if the denominator is 0; no epsilon shifts the other values."""
     return numerator / denominator.masked_fill(denominator == 0, torch.inf)
 
 
@@ -54,7 +54,7 @@ def gradcam(trace: Trace) -> Tensor:
 def gradcam_plus_plus_map(
     activations: Tensor, gradients: Tensor, rectified: Tensor | None = None, total: Tensor | None = None
 ) -> Tensor:
-    """ "b c h w" twice -> "b h w". rectified, total: ReLU(g) and sum_ij A "b c", if already computed."""
+    """Maps "b h w" of "b c h w" twice; rectified, total: ReLU(g) and sum_ij A "b c", if already computed."""
     positive = gradients.relu() if rectified is None else rectified
     summed = activations.sum(spatial_dims(activations, 2)) if total is None else total
     # alpha * ReLU(g) with g^2 divided out: a third of the work, and small gradients do not underflow. Where g
@@ -158,7 +158,7 @@ def eigengradcam(trace: Trace) -> Tensor:
 
 
 def leading_direction(features: Tensor, centred: bool) -> tuple[Tensor, Tensor]:
-    """ "b c h w" -> "b h w" of unit length, the first left singular vector, and its singular value "b".
+    """Turn "b c h w" into "b h w" of unit length, the first left singular vector, and its singular value "b".
 
     It is the first eigenvector of the smaller of M M^T "hw hw" and M^T M "c c", M "hw c". Repeated squaring
     leaves only that eigenvector; unlike an eigensolver it is a few batched products. On a GPU they run in
@@ -188,7 +188,7 @@ def leading_direction(features: Tensor, centred: bool) -> tuple[Tensor, Tensor]:
 
 
 def _high_power(gram: Tensor, early_stop: bool = False) -> Tensor:
-    """ "b n n": a scaled power of the matrix, in which a single direction is left."""
+    """Tensor "b n n": a scaled power of the matrix, in which a single direction is left."""
     power = gram
     for _ in range(ROUNDS):
         # Scaled by the trace, at least the first eigenvalue: squaring neither overflows nor vanishes.
@@ -202,7 +202,7 @@ def _high_power(gram: Tensor, early_stop: bool = False) -> Tensor:
 
 
 def _unit(vectors: Tensor) -> Tensor:
-    """ "b n" of length 1; zeros stay zeros."""
+    """Tensor "b n" of length 1; zeros stay zeros."""
     length = vectors.norm(dim=1, keepdim=True)
     return vectors / torch.where(length > 0, length, 1.0)
 
@@ -283,7 +283,7 @@ def ablationcam(trace: Trace, *, fill: str = "zero") -> Tensor:
         raise InputError(f"ablationcam fill must be 'zero' or 'floor', got {fill!r}")
 
     def drops(tail: Tail, target: Tensor) -> Tensor:
-        """ "c" share of the logit that each channel carries."""
+        """Share "c" of the logit that each channel carries."""
         original, axis = tail.activation, tail.layout.channel_axis
         lowest = float(original.min())
         value = lowest - 1e7 if fill == "floor" and lowest != 0 else 0.0
@@ -321,7 +321,7 @@ def reciprocam(trace: Trace, *, mask: str = "gaussian") -> Tensor:
         raise InputError(f"reciprocam mask must be 'gaussian' or 'cell', got {mask!r}")
 
     def probabilities(tail: Tail, target: Tensor) -> Tensor:
-        """ "h w", of the class of one image."""
+        """Tensor "h w", of the class of one image."""
         grid = tail.layout.picture(tail.activation)
         height, width = grid.shape[2:]
         masks = bumps(height, width, mask).to(grid)
@@ -339,7 +339,7 @@ def reciprocam(trace: Trace, *, mask: str = "gaussian") -> Tensor:
 
 
 def bumps(height: int, width: int, mask: str = "gaussian") -> Tensor:
-    """ "n h w": the mask of every cell, row by row.
+    """Tensor "n h w": the mask of every cell, row by row.
 
     >>> bumps(2, 2)[0].tolist()
     [[0.25, 0.125], [0.125, 0.0625]]

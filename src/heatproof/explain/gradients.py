@@ -36,12 +36,12 @@ CLOSE = 1e-9  # relative and absolute: when Guided IG takes a distance as reache
 
 
 def over_channels(attributions: Tensor) -> Signed:
-    """ "b c H W" -> "b H W", without and with signs."""
+    """Turn "b c H W" into "b H W", without and with signs."""
     return Signed(attributions.abs().sum(1), attributions.sum(1))
 
 
 def working_images(trace: Trace) -> Tensor:
-    """ "b c H W" in the precision of the gradients: float32, or float64 for a float64 model."""
+    """Tensor "b c H W" in the precision of the gradients: float32, or float64 for a float64 model."""
     return trace.images.double() if trace.model.dtype == torch.float64 else trace.images.float()
 
 
@@ -60,7 +60,7 @@ def check_counts(method: str, **options: int) -> None:
 def sum_of_gradients(
     trace: Trace, points: int, visit: Callable[[range, Tensor, Tensor], tuple[Tensor, Tensor]], power: int = 1
 ) -> Tensor:
-    """ "b c H W": the sum over points of weight * gradient ** power, for each image.
+    """Tensor "b c H W": the sum over points of weight * gradient ** power, for each image.
 
     visit(touched, which, rows) builds a batch: "j c H W" inputs and weights that broadcast to them. Input j
     is point touched[which[j]] of image rows[j]. Points vary slowest.
@@ -171,7 +171,7 @@ def quadrature(rule: str, steps: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def normal_noise(trace: Trace, sample: int) -> Tensor:
-    """ "c H W" of standard normal noise that depends only on the seed and the sample's number.
+    """Tensor "c H W" of standard normal noise that depends only on the seed and the sample's number.
 
     A GPU draws with its own generator, so its numbers differ from those of a CPU: noise drawn on the host
     takes five times as long as the passes it feeds.
@@ -259,7 +259,7 @@ def _blur_and_change(images: Tensor, sigmas: list[float], which: Tensor) -> tupl
 
 
 def _matrices(size: int, sigmas: list[float], like: Tensor) -> tuple[Tensor, Tensor]:
-    """ "k size size" twice: the blurs K and their change D."""
+    """Tensor "k size size" twice: the blurs K and their change D."""
     both = blur_matrices(size, [*sigmas, *(s + BLUR_STEP for s in sigmas)], like.device)
     blur, wider = both.chunk(2)
     return blur.to(like.dtype), ((wider - blur) / BLUR_STEP).to(like.dtype)
@@ -306,7 +306,7 @@ def guided_ig(
 
 
 def _gradients(trace: Trace, points: Tensor) -> Tensor:
-    """ "b n" gradients at "b n" points."""
+    """Gradients "b n" at "b n" points."""
     parts: list[Tensor] = []
     trace.queue.input_gradients(
         len(points),
@@ -343,6 +343,6 @@ def _advance(
 
 
 def _lower_quantile(values: Tensor, fraction: float) -> Tensor:
-    """ "b 1": the largest value at or below the quantile of each row."""
+    """Tensor "b 1": the largest value at or below the quantile of each row."""
     rank = int(fraction * (values.shape[1] - 1))
     return values.topk(rank + 1, dim=1, largest=False, sorted=False).values.amax(1, keepdim=True)

@@ -140,7 +140,7 @@ def _order(grid: int) -> int:
 
 
 def _block(grid: int, p: float, random: np.random.Generator) -> np.ndarray:
-    """ "block cells": grids, each followed by its partner."""
+    """Array "block cells": grids, each followed by its partner."""
     cells = grid * grid
     if p == 0.5:
         first = designed_rows(cells, random)
@@ -152,7 +152,7 @@ def _block(grid: int, p: float, random: np.random.Generator) -> np.ndarray:
 
 
 def _spread(count: int, highest: list[int], seed: int) -> np.ndarray:
-    """ "axes n" places below `highest`, evenly spread from a random one on.
+    """Places "axes n" below `highest`, evenly spread from a random one on.
 
     The steps are powers of 1 / g, g^3 = g + 1, whose multiples leave the smallest gaps in a square.
     """
@@ -163,7 +163,7 @@ def _spread(count: int, highest: list[int], seed: int) -> np.ndarray:
 
 
 def _crops(length: int, grid: int, device: torch.device) -> Tensor:
-    """ "shifts length grid": the bilinear enlargement of one axis, cropped at each shift up to one cell."""
+    """Tensor "shifts length grid": bilinear enlargement of one axis, cropped at each shift up to a cell."""
     cell = -(-length // grid)
     wide = (grid + 1) * cell
     # Enlarging the unit vectors gives the matrix that enlarges anything.
@@ -216,7 +216,7 @@ def occlusion(trace: Trace, *, window: float = 0.15, stride: float = 0.075, base
 
 
 def _windows(length: int, window: float, stride: float) -> Tensor:
-    """ "n length" bool: which pixels of an axis each window hides."""
+    """Bool tensor "n length": which pixels of an axis each window hides."""
     side, step = (max(1, round(v * length)) if 0 < v < 1 else v for v in (window, stride))
     if side != int(side) or step != int(step) or not 1 <= step <= side <= length:
         raise InputError(

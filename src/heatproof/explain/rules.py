@@ -55,7 +55,7 @@ class Rules(TorchFunctionMode):
 def own_gradient(
     trace: Trace, rules: Mapping[str, Rule], inputs_of: Callable[[int, int], Tensor] | None = None
 ) -> Tensor:
-    """ "b c H W": the gradient at the images, in a pass with these rules.
+    """Tensor "b c H W": the gradient at the images, in a pass with these rules.
 
     inputs_of: the inputs for a range of images, if not just these: they come first in it.
     """
@@ -140,7 +140,7 @@ def _self_attention(
     in_bias: Tensor | None, bias_k: Any, bias_v: Any, add_zero: bool, dropout: float, out_weight: Tensor,
     out_bias: Tensor | None, **options: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    """torch's multi-head attention of one sequence "n b c", computed by functions that have rules."""
+    """Multi-head attention of one sequence "n b c", computed by functions that have rules."""
     unusual = bias_k is not None or bias_v is not None or add_zero or options.get("use_separate_proj_weight")
     masks = (options.get(name) for name in ("attn_mask", "key_padding_mask"))
     if unusual or any(mask is not None for mask in masks) or not query.shape == key.shape == value.shape:

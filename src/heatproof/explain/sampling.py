@@ -78,7 +78,7 @@ def in_rounds(count: int, rounds: Sequence[int], ask: Ask, fit: Fit, bound: floa
 
 
 def designed_rows(count: int, random: np.random.Generator) -> np.ndarray:
-    """ "rows count" bool: a block in which any two of `count` switches are on together as often as apart.
+    """Bools "rows count": a block in which any two of `count` switches are on together as often as apart.
 
     Rows of a Hadamard matrix in random order, its non-constant columns assigned at random, with random signs.
     """
@@ -91,7 +91,7 @@ def designed_rows(count: int, random: np.random.Generator) -> np.ndarray:
 
 
 def uncertainty(values: Tensor, error: Tensor) -> Tensor:
-    """ "b": the error of a map's strongest fifth, relative to its height above the map's mean.
+    """Tensor "b": the error of a map's strongest fifth, relative to its height above the map's mean.
 
     >>> values = torch.tensor([[[1.0, 0.0, 0.0, 0.0, 0.0]]])
     >>> round(uncertainty(values, torch.full((1, 1, 5), 0.2)).item(), 6)

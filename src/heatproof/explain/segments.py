@@ -77,7 +77,7 @@ class LastBatch:
 
 
 def pictures_of(model: Model, images: Tensor) -> Tensor:
-    """ "b c H W" in [0, 1]: the images before preprocessing."""
+    """Tensor "b c H W" in [0, 1]: the images before preprocessing."""
     images = images.float()
     if model.preprocess.channels == images.shape[1]:
         return model.preprocess.restore(images)
@@ -93,7 +93,7 @@ def segments_of(
     compactness: float = 10.0,
     seed: int = 0,
 ) -> Tensor:
-    """ "b H W" segment numbers of model-ready images, from 0 without gaps in every image.
+    """Segment numbers "b H W" of model-ready images, from 0 without gaps in every image.
 
     kind: "slic" with about `count` segments, or "quickshift" (4, 200, .2), whose ties follow the seed.
     """
@@ -172,7 +172,7 @@ def _cut(image: np.ndarray, kind: str, count: int, compactness: float, seed: int
 
 
 def segment_means(values: Tensor, segments: Tensor) -> Tensor:
-    """ "b c s": the mean of "b c H W" in every segment; 0 for numbers that an image does not use."""
+    """Tensor "b c s": the mean of "b c H W" in every segment; 0 for numbers that an image does not use."""
     spots = segments.flatten(1)
     size = int(spots.max()) + 1
     exact = values.double() if values.is_cuda else values  # a GPU's sums have no fixed order
@@ -184,12 +184,12 @@ def segment_means(values: Tensor, segments: Tensor) -> Tensor:
 
 
 def paint(weights: Tensor, segments: Tensor) -> Tensor:
-    """ "b H W": the number in "b s" of every pixel's segment."""
+    """Tensor "b H W": the number in "b s" of every pixel's segment."""
     return weights.gather(1, segments.flatten(1)).view(segments.shape)
 
 
 def top_segments(values: Tensor, segments: Tensor, count: int = 5, signed: bool = False) -> Tensor:
-    """ "b H W" of -1, 0 and 1: the signs of the `count` segments of each image with the largest weights.
+    """Signs "b H W", -1, 0 and 1, of the `count` segments of each image with the largest weights.
 
     Positive segments only, or with signed=True those of largest |weight|. Ties go to the lower segment
     number; segments of weight 0 are left out.

@@ -100,7 +100,7 @@ _last_rows = LastBatch()
 
 
 def sample_rows(last_segments: Sequence[int], samples: int, seed: int, form: str = "published") -> Tensor:
-    """ "b n s" on and off, padded with off; they depend on the seed and the segment count of the image.
+    """Tensor "b n s" on and off, padded with off; they depend on the seed and the segment count of the image.
 
     The rows for fewer samples are the first of those for more.
     """
@@ -113,7 +113,7 @@ def sample_rows(last_segments: Sequence[int], samples: int, seed: int, form: str
 
 @lru_cache(128)  # images of a study have similar numbers of segments
 def _drawn(segments: int, samples: int, seed: int, form: str) -> np.ndarray:
-    """ "n s"; the first row is replaced, and pairs start behind it."""
+    """Array "n s"; the first row is replaced, and pairs start behind it."""
     random = np.random.default_rng(seed)
     if form == "published":
         return random.integers(0, 2, (samples, segments)).astype(bool)
@@ -130,7 +130,7 @@ def _drawn(segments: int, samples: int, seed: int, form: str) -> np.ndarray:
 
 
 def proximity(rows: Tensor) -> Tensor:
-    """ "b n" sample weights. The cosine distance of k of s segments to all of them is 1 - sqrt(k / s).
+    """Sample weights "b n". The cosine distance of k of s segments to all of them is 1 - sqrt(k / s).
 
     >>> rows = torch.zeros(1, 2, 100, dtype=torch.bool)
     >>> rows[0, 0], rows[0, 1, :25] = True, True
@@ -143,7 +143,7 @@ def proximity(rows: Tensor) -> Tensor:
 
 
 def ridge(rows: Tensor, scores: Tensor, weights: Tensor, paired: bool = False) -> tuple[Tensor, Tensor]:
-    """ "b s" coefficients of the weighted ridge regression with an intercept, which is not penalised; errors.
+    """Coefficients "b s" of the weighted ridge regression with an intercept, which is not penalised; errors.
 
     paired: the rows behind the first were drawn in pairs, so the errors are those of pairs. With no more
     samples than coefficients, errors cannot be estimated and are infinite.
@@ -225,7 +225,7 @@ def kernel_shap(
 
 
 def draw_sets(size: int, samples: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """ "m n" sets, the empty one first, and the weight of each, "m", 0 for the empty one.
+    """Sets "m n", the empty one first, and the weight of each, "m", 0 for the empty one.
 
     >>> sets, weights = draw_sets(3, 100, seed=0)
     >>> len(sets), sets[0].tolist(), sorted(weights.round(3).tolist())
@@ -250,7 +250,7 @@ def draw_sets(size: int, samples: int, seed: int) -> tuple[np.ndarray, np.ndarra
 
 
 def shapley(rows: Tensor, gains: Tensor, weights: Tensor, total: Tensor, used: Tensor) -> Tensor:
-    """ "b n": regression of the gains "b m" on the sets "b m n", with coefficients that sum to `total`.
+    """Tensor "b n": regression of the gains "b m" on the sets "b m n", with coefficients that sum to `total`.
 
     used: "b n" bool, the segments that an image has; the others get 0.
     """

@@ -159,7 +159,7 @@ def check_distortion(kind: str, severity: float) -> None:
 def geometry(
     kind: str, severity: float, size: Sequence[int], seed: int = 0, indices: Sequence[int] = (0,)
 ) -> np.ndarray:
-    """ "n 3 3": where `distort` moves points (x, y, 1) of images of height and width `size`.
+    """Array "n 3 3": where `distort` moves points (x, y, 1) of images of height and width `size`.
 
     The corner of the first pixel is 0, its centre 0.5. The identity where a distortion moves nothing.
     """

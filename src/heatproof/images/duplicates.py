@@ -61,7 +61,7 @@ def _groups(content: bytes, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _similar_pairs(images: np.ndarray) -> np.ndarray:
-    """ "p 2", i < j, in order: near-duplicates among different thumbnails."""
+    """Array "p 2", i < j, in order: near-duplicates among different thumbnails."""
     if not 1 < len(images) <= MOST:
         return np.zeros((0, 2), int)
     from scipy.spatial import cKDTree
@@ -74,13 +74,13 @@ def _similar_pairs(images: np.ndarray) -> np.ndarray:
 
 
 def _texture(grey: np.ndarray) -> np.ndarray:
-    """ "n": how evenly the squared gradient is spread over the image, 0 to 1."""
+    """Array "n": how evenly the squared gradient is spread over the image, 0 to 1."""
     energy = np.square(np.gradient(grey, axis=(1, 2))).sum(0).reshape(len(grey), -1)
     return np.asarray(energy.sum(1) ** 2 / np.maximum(energy.shape[1] * (energy**2).sum(1), 1e-9))
 
 
 def _correlated(grey: np.ndarray) -> np.ndarray:
-    """ "p 2": pairs in which a window of one image correlates with the central window of the other."""
+    """Array "p 2": pairs in which a window of one image correlates with the central window of the other."""
     places = product(SCALES, SHIFTS, SHIFTS) if len(grey) <= MOST_CROPS else [(CENTRAL, 0.0, 0.0)]
     windows = [_frequencies(grey, *place, mirrored) for place in places for mirrored in (False, True)]
     central, pairs = _frequencies(grey, CENTRAL), [np.zeros((0, 2), int)]
@@ -96,7 +96,7 @@ def _correlated(grey: np.ndarray) -> np.ndarray:
 def _frequencies(
     grey: np.ndarray, scale: float, down: float = 0.0, right: float = 0.0, mirrored: bool = False
 ) -> np.ndarray:
-    """ "n f": the weighted low frequencies of a window, as unit vectors."""
+    """Array "n f": the weighted low frequencies of a window, as unit vectors."""
     rows, columns = _cosines(scale, down), _cosines(scale, right, mirrored)
     weights = np.hypot(*np.indices((FREQUENCIES, FREQUENCIES))).astype(np.float32)  # none for the mean
     flat = (rows @ grey @ columns.T * weights).reshape(len(grey), FREQUENCIES**2)
@@ -105,7 +105,7 @@ def _frequencies(
 
 @cache
 def _cosines(scale: float, shift: float, mirrored: bool = False) -> np.ndarray:
-    """ "f SIDE": linear interpolation of the samples of a window along one axis, then their DCT."""
+    """Array "f SIDE": linear interpolation of the samples of a window along one axis, then their DCT."""
     from scipy.fft import dct
 
     at = (((np.arange(SAMPLES) + 0.5) / SAMPLES - 0.5) * scale + 0.5 + shift) * SIDE - 0.5

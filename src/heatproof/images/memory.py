@@ -168,7 +168,7 @@ def _array(values: Any) -> np.ndarray:
 
 
 def to_pixels(image: Any, name: str, bits: int | None = None) -> np.ndarray:
-    """ "h w" or "h w 3", 8-bit. Tensors have channels first, arrays last, unless only the other fits."""
+    """Array "h w" or "h w 3", 8-bit. Tensors have channels first, arrays last, unless only the other fits."""
     array = _array(eight_bits(image, bits) if isinstance(image, Image.Image) else image)
     shape = array.shape
     tensor = hasattr(image, "detach")

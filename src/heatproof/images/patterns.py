@@ -72,7 +72,7 @@ BACKGROUNDS: dict[str, Callable[[np.ndarray, np.ndarray, Random], np.ndarray]] =
 
 
 def background(height: int, width: int, random: Random, photos: Photos = ()) -> np.ndarray:
-    """ "H W 3" in [0, 255]: a blend of two random colours, or a photograph."""
+    """Array "H W 3" in [0, 255]: a blend of two random colours, or a photograph."""
     if photos and random.random() < PHOTO_SHARE:
         return photograph(photos[int(random.integers(len(photos)))], height, width, random)
     kind = list(BACKGROUNDS.values())[int(random.integers(len(BACKGROUNDS)))]

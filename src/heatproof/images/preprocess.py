@@ -197,7 +197,7 @@ class Preprocess:
         return image.crop((x.first, y.first, x.first + x.size, y.first + y.size))
 
     def values(self, image: Seen) -> np.ndarray:
-        """ "c H W" or "c D H W" in [0, 1], after resize and centre crop."""
+        """Array "c H W" or "c D H W" in [0, 1], after resize and centre crop."""
         if not isinstance(image, Raster):
             return to_tensor(self.crop(image)).numpy()
         sides = self.fitted(image).axes(image.size)
@@ -255,7 +255,7 @@ class Preprocess:
         return torch.from_numpy(marked[np.ix_(*sources)] & inside).to(device)
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        """ "... c H W" in [0, 1] -> model-ready."""
+        """Turn "... c H W" in [0, 1] into model-ready images."""
         mean, std = self._scale(pixels)
         return (pixels - mean) / std
 
@@ -280,6 +280,6 @@ class Preprocess:
 
 
 def to_tensor(image: Image.Image) -> Tensor:
-    """ "c H W" in [0, 1]."""
+    """Tensor "c H W" in [0, 1]."""
     array = np.asarray(image, dtype=np.float32) / 255
     return torch.from_numpy(array if array.ndim == 3 else array[..., None]).permute(2, 0, 1)

@@ -210,7 +210,7 @@ def content_stamp(content: Any) -> Any:
 
 
 def read_mask(name: str, mask: Any, read: Callable[[Path], np.ndarray] | None = None) -> np.ndarray:
-    """ "h w" bool. Of a file, the pixels at least half as bright as its brightest; of an array, all but 0."""
+    """Mask "h w". Of a file, the pixels at least half as bright as its brightest; of an array, all but 0."""
     if not isinstance(mask, Path):
         return np.asarray(np.asarray(mask) != 0)
     try:

@@ -154,7 +154,7 @@ def qr_text(random: Random, version: int, level: str) -> str:
 
 
 def encode_qr(text: str, version: int, level: str = "M", random: Random | None = None) -> Modules:
-    """ "N N" bool; the mask pattern is random, or the standard's choice where `random` is None."""
+    """Bool values "N N"; the mask pattern is random, or the standard's choice where `random` is None."""
     segno = need("segno", "dev")
     foreign = sorted(set(text) - set(ALPHABET.tolist()))
     if foreign or not text:

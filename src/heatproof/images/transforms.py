@@ -59,7 +59,7 @@ class Transform:
         return steps * self.reach / STEPS if self.signed else np.zeros(1)
 
     def apply(self, images: Tensor, magnitudes: Tensor) -> Tensor:
-        """ "b c h w" uint8 -> the same, transformed."""
+        """Transform "b c h w" uint8."""
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3):
             raise InputError(
                 f"{self.name} takes 8-bit images 'b c h w' with 1 or 3 channels; got "
@@ -78,7 +78,7 @@ class Transform:
         return self.transport(maps, -magnitudes)
 
     def valid(self, size: tuple[int, int], magnitudes: Tensor) -> Tensor | None:
-        """ "b h w" bool: where a transformed-back map can be compared; None: everywhere."""
+        """Bool tensor "b h w": where a transformed-back map can be compared; None: everywhere."""
         if not (self.signed and self.geometric):
             return None
         ones = torch.ones(len(magnitudes), *size, device=magnitudes.device)
@@ -176,7 +176,7 @@ def _between(start: Tensor, images: Tensor, magnitudes: Tensor) -> Tensor:
 
 
 def _grey(images: Tensor) -> Tensor:
-    """ "b 1 h w", integers."""
+    """Tensor "b 1 h w", integers."""
     if images.shape[1] == 1:
         return images
     weights = torch.tensor(LUMINANCE, dtype=torch.int32, device=images.device).view(3, 1, 1)

@@ -132,7 +132,7 @@ def fractions(image: Raster, window: Window) -> np.ndarray:
 
 
 def resize_matrix(n: int, scaled: int, first: int, size: int, filter: str) -> np.ndarray:
-    """ "size n": weights of the n pixels of an axis, resized to `scaled`, in each pixel of the crop."""
+    """Array "size n": weights of the n pixels of an axis, resized to `scaled`, in each pixel of the crop."""
     if filter not in FILTERS:
         raise InputError(f"volumes and arrays are resized by {', '.join(FILTERS)}; got {filter!r}")
     at = np.arange(first, first + size)
@@ -161,7 +161,7 @@ FILTERS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], float]] = {
 
 
 def along_each_axis(values: np.ndarray, matrices: Sequence[np.ndarray]) -> np.ndarray:
-    """ "c ..." with each further axis multiplied by its matrix."""
+    """Array "c ..." with each further axis multiplied by its matrix."""
     for axis, matrix in enumerate(matrices, 1):
         values = np.moveaxis(np.tensordot(values, matrix, (axis, 1)), -1, axis)
     return np.ascontiguousarray(values)

@@ -210,7 +210,7 @@ def _parts(values: Sequence[Tensor], size: tuple[int, ...]) -> Iterator[list[Ten
 def _compare(
     values: Sequence[Tensor], size: tuple[int, ...], pairs: list[tuple[int, int]], budget: float | None
 ) -> Tensor:
-    """ "kind b pair" float64, in the order of KINDS, without overlap where budget is None.
+    """Tensor "kind b pair" float64, in the order of KINDS, without overlap where budget is None.
 
     Constant maps get numbers too.
     """

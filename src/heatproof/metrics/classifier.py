@@ -147,7 +147,7 @@ def auc(labels: ArrayLike, probs: ArrayLike, *, logits: bool = False) -> PerClas
 
 
 def auc_errors(labels: ArrayLike, probs: ArrayLike, *, logits: bool = False) -> np.ndarray:
-    """ "b": influence of each image on AUC; see the top. NaN where a class with one image has no spread.
+    """Array "b": influence of each image on AUC; see the top. NaN where a class with one image has no spread.
 
     >>> first, second = (auc_errors([0, 0, 1, 1], p) for p in ([0.1, 0.4, 0.3, 0.8], [0.1, 0.2, 0.3, 0.8]))
     >>> [round(float((e**2).sum()) ** 0.5, 3) for e in (first, first - second, first - first)]
@@ -201,7 +201,7 @@ def _checked(labels: ArrayLike, probs: ArrayLike, logits: bool) -> tuple[np.ndar
 
 
 def _label_table(labels: ArrayLike, probs: ArrayLike, logits: bool) -> tuple[np.ndarray, np.ndarray]:
-    """ "b k" bool and "b k": the labels of multi-label images, and the scores each is ranked by."""
+    """Bool array "b k" and "b k": the labels of multi-label images, and the scores each is ranked by."""
     scores = as_array(probs).astype(np.float64) if logits else class_probabilities(probs)
     if logits and not np.isfinite(scores).all():
         raise InputError(f"logits must be finite and 'b k'; got {scores.shape}")
@@ -212,14 +212,14 @@ def _label_table(labels: ArrayLike, probs: ArrayLike, logits: bool) -> tuple[np.
 def _predicted_labels(
     labels: ArrayLike, probs: ArrayLike, logits: bool, tau: float | Sequence[float]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """ "b k" bool each: the labels, and the predicted ones."""
+    """Bool array "b k" each: the labels, and the predicted ones."""
     truth, scores = _label_table(labels, probs, logits)
     p = expit(scores) if logits else scores
     return truth, p >= thresholds(truth, p, tau)
 
 
 def _log_odds(z: np.ndarray) -> np.ndarray:
-    """log p(c) / (1 - p(c)) of a softmax: orders images as p(c) does, without the ties of a saturated p."""
+    """Log-odds log p(c) / (1 - p(c)) of a softmax: orders images as p(c) does, without ties."""
     log_p = log_softmax(z, axis=1)
     with np.errstate(divide="ignore"):  # p rounds to 1
         log_rest = np.log1p(-np.exp(log_p))
@@ -239,7 +239,7 @@ def _shares(hits: np.ndarray, of: np.ndarray) -> list[float]:
 
 
 def _auc_matrix(truth: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """ "labels outputs": AUC of each output for each label; NaN of a label that all or no images have."""
+    """Table "labels outputs": AUC of each output for each label; NaN if all or no images have the label."""
     positives = truth.sum(0)[:, None]
     above = truth.T.astype(float) @ rankdata(scores, axis=0) - positives * (positives + 1) / 2
     with np.errstate(invalid="ignore"):

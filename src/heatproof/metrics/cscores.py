@@ -86,7 +86,7 @@ class _EmphasisedRows:
         return normalise(upsample(picked, self.size)).flatten(1).pow_(self.alpha)
 
     def dense(self) -> Tensor:
-        """ "n p": all rows, with no second copy of them on the way."""
+        """Tensor "n p": all rows, with no second copy of them on the way."""
         pixels = torch.empty(len(self), math.prod(self.size), device=self.values.device)
         for index in torch.arange(len(self)).split(64):
             pixels[index[0] : index[-1] + 1] = self[index]
@@ -364,7 +364,7 @@ def iou_from_distance(mass: Tensor, distance: Tensor) -> Tensor:
 
 
 def soft_iou_rows(a: Tensor, b: Tensor) -> Tensor:
-    """ "m p", "m p" -> "m" float64: row by row."""
+    """Turn "m p", "m p" into "m" float64: row by row."""
     mass = a.sum(1, dtype=torch.float64) + b.sum(1, dtype=torch.float64)
     return iou_from_distance(mass, (a - b).abs().sum(1, dtype=torch.float64))
 
@@ -447,7 +447,7 @@ def temperature(labels: ArrayLike, probs: ArrayLike) -> float:
 
 
 def calibrate(probs: ArrayLike, t: float) -> Tensor:
-    """ "b k": probabilities at temperature t."""
+    """Tensor "b k": probabilities at temperature t."""
     p = torch.from_numpy(class_probabilities(probs)).clamp(min=torch.finfo(torch.float32).tiny)
     return (p.log() / t).softmax(1)
 
@@ -455,7 +455,7 @@ def calibrate(probs: ArrayLike, t: float) -> Tensor:
 def confidence_weights(
     labels: ArrayLike, probs: ArrayLike, kind: Weights = "confidence", t: float | None = None
 ) -> Tensor:
-    """ "b": the weight of each image; "b k" for multi-label images, per label.
+    """Tensor "b": the weight of each image; "b k" for multi-label images, per label.
 
     Args:
         labels, probs: as for gold_list.
@@ -486,7 +486,7 @@ def confidence_weights(
 
 
 def _second_fold(y: Tensor, own: Tensor) -> Tensor:
-    """ "b" bool: every other image of each class, in the order of its confidence, not of the list."""
+    """Bool tensor "b": every other image of each class, in the order of its confidence, not of the list."""
     second = torch.zeros(len(y), dtype=torch.bool)
     for c in y.unique():
         members = torch.nonzero(y == c)[:, 0]

@@ -306,7 +306,7 @@ class _Curves:
         self.curves[DELETION, : self.count].masked_fill_(self.stays[: self.count, None], torch.nan)
 
     def _decided(self) -> Tensor:
-        """ "m" bool: maps whose areas need no further point, compared with the floors of the same image."""
+        """Bools "m": maps whose areas need no further point, compared with the floors of the same image."""
         areas, errors = (f(self.curves) for f in (lambda c: area(straight_lines(c)), area_errors))
         floors = [name in FLOORS for name in self.methods]
         shape, where = (2, -1, self.count), torch.tensor(floors, device=areas.device)
@@ -394,7 +394,7 @@ def _divmod(numbers: Tensor, by: int) -> tuple[Tensor, Tensor]:
 
 
 def change_steps(values: Tensor, size: tuple[int, ...], steps: int) -> Tensor:
-    """ "b h w" maps -> "b H W": the step, 1 to `steps`, at which each pixel changes.
+    """Turn "b h w" maps into "b H W": the step, 1 to `steps`, at which each pixel changes.
 
     Step k of n changes the first floor(k H W / n) pixels, so the pixel of rank r (from 0) changes at step
     ceil((r + 1) n / (H W)). The order is that of localise.budget_masks: negatives clipped, largest first,
@@ -416,7 +416,7 @@ def change_steps(values: Tensor, size: tuple[int, ...], steps: int) -> Tensor:
 
 
 def area(curves: Tensor) -> Tensor:
-    """ "... n" -> "...": the trapezoid over [0, 1] of points at even distances."""
+    """Turn "... n" into "...": the trapezoid over [0, 1] of points at even distances."""
     return torch.trapezoid(curves.double(), dx=1 / (curves.shape[-1] - 1), dim=-1).float()
 
 
@@ -464,12 +464,12 @@ def next_points(curves: Tensor, more: int) -> Tensor:
 
 
 def area_errors(curves: Tensor) -> Tensor:
-    """ "2 m": how far the area under the straight lines may be off (a standard deviation), by that model."""
+    """Standard deviation "2 m" of the area under the straight lines, by that model."""
     return (_doubts(curves).sum(-1) / 12).sqrt() / (curves.shape[-1] - 1)
 
 
 def decided(areas: Tensor, errors: Tensor, floors: Tensor) -> Tensor:
-    """ "m b" bool: maps that need no further point, from "2 m b" areas and errors.
+    """Bool tensor "m b": maps that need no further point, from "2 m b" areas and errors.
 
     Either both areas are known to ACCURATE, or to ROUGH and it is plain on which side of every floor they
     lie, by more than SURE times the error of the difference. That second way is closed to floors themselves
@@ -482,7 +482,7 @@ def decided(areas: Tensor, errors: Tensor, floors: Tensor) -> Tensor:
 
 
 def _doubts(curves: Tensor) -> Tensor:
-    """ "2 m n": twelve times the variance of the sum over each gap, at its middle; 0 elsewhere."""
+    """Tensor "2 m n": twelve times the variance of the sum over each gap, at its middle; 0 elsewhere."""
     left, right = _known_sides(curves)
     left, right = left[..., :-1], right[..., 1:]  # of each gap between two neighbouring points
     length, squares = right - left, (curves.gather(-1, right) - curves.gather(-1, left)).square()

@@ -85,7 +85,7 @@ def checked_tau(tau: Any) -> Tau:
 
 
 def class_probabilities(probs: ArrayLike) -> np.ndarray:
-    """ "b k" as given, or "b" or "b 1" (the probability of class 1) as "b 2"; float64, checked."""
+    """Array "b k" as given, or "b" or "b 1" (the probability of class 1) as "b 2"; float64, checked."""
     p = as_array(probs).astype(np.float64)
     if p.ndim == 1:
         p = p[:, None]
@@ -98,7 +98,7 @@ def class_probabilities(probs: ArrayLike) -> np.ndarray:
 
 
 def class_labels(labels: ArrayLike, classes: int) -> np.ndarray:
-    """ "b" whole numbers in 0 .. classes - 1, checked."""
+    """Whole numbers "b" in 0 .. classes - 1, checked."""
     given = as_array(labels)
     fractions = given.dtype.kind == "f" and not (np.isfinite(given) & (given == np.round(given))).all()
     if given.ndim != 1 or given.dtype.kind not in "biuf" or fractions:
@@ -120,7 +120,7 @@ def is_table(labels: ArrayLike) -> bool:
 
 
 def finding_table(labels: ArrayLike, findings: int) -> np.ndarray:
-    """ "b k" bool, checked."""
+    """Bool array "b k", checked."""
     table = as_array(labels)
     if table.shape[1] != findings or not ((table == 0) | (table == 1)).all():
         raise InputError(
@@ -138,7 +138,7 @@ def gold_mask(labels: ArrayLike, probs: ArrayLike, tau: Tau = 0.5) -> np.ndarray
 
 
 def thresholds(labels: ArrayLike, probs: ArrayLike, tau: Tau = 0.5) -> np.ndarray:
-    """ "k": the threshold each class's gold list is made with."""
+    """Array "k": the threshold each class's gold list is made with."""
     p, y = checked(labels, probs)
     limit = checked_tau(tau)
     if isinstance(limit, float):
@@ -155,7 +155,7 @@ def thresholds(labels: ArrayLike, probs: ArrayLike, tau: Tau = 0.5) -> np.ndarra
 
 
 def anchored(anchor: ArrayLike, n: int) -> np.ndarray:
-    """ "b" bool: a list given as a mask or as indices, checked."""
+    """Bool array "b": a list given as a mask or as indices, checked."""
     chosen = as_array(anchor)
     if chosen.dtype == bool:
         same_length(labels=range(n), anchor=chosen)

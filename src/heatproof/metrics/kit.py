@@ -50,7 +50,7 @@ def as_tensor(values: ArrayLike) -> Tensor:
 
 
 def raw_maps(maps: Maps | ArrayLike) -> Tensor:
-    """ "b h w" or "b d h w" as given: Maps, tensor or array, checked but not normalised."""
+    """Tensor "b h w" or "b d h w" as given: Maps, tensor or array, checked but not normalised."""
     values = maps.values if isinstance(maps, Maps) else as_tensor(maps)
     if values.ndim not in (3, 4) or 0 in values.shape[1:]:
         raise InputError(f"maps must be 'b h w' with h, w > 0, or 'b d h w'; got shape {tuple(values.shape)}")
@@ -60,7 +60,7 @@ def raw_maps(maps: Maps | ArrayLike) -> Tensor:
 
 
 def finite(maps: Maps) -> Tensor:
-    """ "b" bool: maps whose values are finite."""
+    """Bool tensor "b": maps whose values are finite."""
     good = torch.isfinite(maps.values).flatten(1).all(1)
     if maps.signed_values is not None:
         good &= torch.isfinite(maps.signed_values).flatten(1).all(1)
@@ -75,13 +75,13 @@ def blanked(maps: Maps) -> Maps:
 
 
 def sized_maps(maps: Maps | ArrayLike) -> tuple[Tensor, tuple[int, ...]]:
-    """ "b h w" as given, and the size of the images: what Maps know, or the size of the maps."""
+    """Tensor "b h w" as given, and the size of the images: what Maps know, or the size of the maps."""
     values = raw_maps(maps)
     return values, maps.image_size if isinstance(maps, Maps) else tuple(map(int, values.shape[1:]))
 
 
 def pixel_maps(maps: Maps | ArrayLike, size: tuple[int, ...] | None = None) -> Tensor:
-    """ "b H W" in [0, 1], normalised at image size (the Maps' own, or `size` where given)."""
+    """Tensor "b H W" in [0, 1], normalised at image size (the Maps' own, or `size` where given)."""
     values, own = sized_maps(maps)
     return normalise(upsample(values, size or own))
 

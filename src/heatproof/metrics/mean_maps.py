@@ -75,7 +75,7 @@ def dom(first: Maps | ArrayLike, second: Maps | ArrayLike, labels: ArrayLike) ->
 
 
 def mean_map(maps: Tensor, size: tuple[int, ...]) -> Tensor:
-    """ "H W" in float64: the mean of maps "b h w", each enlarged and normalised first."""
+    """Tensor "H W" in float64: the mean of maps "b h w", each enlarged and normalised first."""
     total = torch.zeros(size, dtype=torch.float64, device=maps.device)
     for part in chunks(maps, size):
         total += normalise(upsample(maps[part], size)).sum(0, dtype=torch.float64)

@@ -78,17 +78,17 @@ class Mosaics:
 
     @property
     def cell_classes(self) -> Tensor:
-        """ "m n n"."""
+        """Tensor "m n n"."""
         return self.classes[self.places]
 
     @property
     def areas(self) -> Tensor:
-        """ "n n", each cell's share of the mosaic."""
+        """Tensor "n n", each cell's share of the mosaic."""
         heights, widths = (torch.tensor(edges).double().diff() for edges in (self.rows, self.columns))
         return torch.outer(heights, widths) / (self.rows[-1] * self.columns[-1])
 
     def images(self, which: slice | Tensor = slice(None)) -> Tensor:
-        """ "m c H W", model-ready, with each image in its cell."""
+        """Tensor "m c H W", model-ready, with each image in its cell."""
         lines = []
         for line, height in zip(self.places[which].unbind(1), np.diff(self.rows).tolist(), strict=True):
             cells = zip(line.unbind(1), np.diff(self.columns).tolist(), strict=True)
@@ -96,7 +96,7 @@ class Mosaics:
         return torch.cat(lines, -2)
 
     def mass(self, values: Tensor) -> Tensor:
-        """ "m n n", float64: the positive mass of maps "m h w" in each cell.
+        """Tensor "m n n", float64: the positive mass of maps "m h w" in each cell.
 
         Counted on the map's own grid, each value evenly over its square: enlarged bilinearly, a correct map
         would spill over the border of its cell.
@@ -109,7 +109,7 @@ class Mosaics:
 
 
 def overlap(count: int, edges: Sequence[int]) -> Tensor:
-    """ "n count": how much of each of `count` equal steps lies in each cell."""
+    """Tensor "n count": how much of each of `count` equal steps lies in each cell."""
     # In whole numbers, so that a step outside a cell counts 0 there, not a rounding error.
     start, whole = torch.arange(count) * edges[-1], edges[-1]
     inside = [
@@ -181,7 +181,7 @@ def _check(cells: int, confident: float, mosaics: int | None, seed: int) -> None
 def _sure(
     model: Model, inputs: Tensor, labels: ArrayLike | None, confident: float, passes: Passes
 ) -> tuple[Tensor, Tensor]:
-    """ "b" classes and "b" bool: whether the network is confident, and correct if there are labels."""
+    """Classes "b" and "b" bool: whether the network is confident, and correct if there are labels."""
     logits = all_logits(model, inputs, **passes)
     highest, classes = model.probabilities(logits).max(1)
     sure = highest >= confident
@@ -200,7 +200,7 @@ def _takes(model: Model, mosaic: Tensor) -> bool:
 
 
 def _arranged(classes: Sequence[int], cells: int, mosaics: int, seed: int) -> Tensor:
-    """ "m n n": images of as many classes as fit, each class about equally often."""
+    """Tensor "m n n": images of as many classes as fit, each class about equally often."""
     random = np.random.default_rng(seed)
     kinds, kind_of = np.unique(classes, return_inverse=True)
     waiting = [cycle(random.permutation(np.flatnonzero(kind_of == kind))) for kind in range(len(kinds))]

@@ -482,7 +482,7 @@ def _score(
 
 
 def _measure(values: Tensor, areas: Sequence[Tensor], distance: Tensor) -> Tensor:
-    """ "b H W" in [0, 1], the masks of the parts and of the outside, the distance field -> "b columns".
+    """Turn "b H W" in [0, 1], the masks of the parts and of the outside, the distance field into "b columns".
 
     The formulas as they stand, for constant maps too. Column 0 marks those, the others follow `_keys`.
     """
@@ -512,7 +512,7 @@ def _coverage(pixels: Tensor, areas: Sequence[Tensor]) -> list[Tensor]:
 
 
 def distance_to(masks: Tensor) -> Tensor:
-    """ "b h w" bool -> "b h w" float32 on the same device; infinite where a mask has no pixel.
+    """Turn "b h w" bool into "b h w" float32 on the same device; infinite where a mask has no pixel.
 
     >>> distance_to(torch.tensor([[[True, False, False]]])).tolist()
     [[[0.0, 1.0, 2.0]]]
@@ -584,7 +584,7 @@ def aurc(values: ArrayLike, severities: ArrayLike) -> PerImage:
 
 
 def _curves(values: ArrayLike, severities: ArrayLike) -> tuple[Tensor, Tensor]:
-    """ "... d s" and "s", in order of severity, float64."""
+    """Tensor "... d s" and "s", in order of severity, float64."""
     curves = as_tensor(values).detach().double()
     levels = as_tensor(severities).detach().double().to(curves.device)
     if curves.ndim < 2 or levels.ndim != 1 or curves.shape[-1] != len(levels):

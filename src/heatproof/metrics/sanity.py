@@ -134,7 +134,7 @@ def parameter_randomisation(
 
 
 def _mean_over_depths(causes: Sequence[Cause], curve: Curve) -> PerImage:
-    """ssim and spearman, "b", averaged over the depths at which they are defined."""
+    """SSIM and Spearman, "b", averaged over the depths at which they are defined."""
     never = [Cause(NEVER_DEFINED, table.isnan().all(1), (kind,)) for kind, table in curve.values.items()]
     means = {kind: table.T.contiguous().nanmean(0) for kind, table in curve.values.items()}
     return PerImage(means, [*causes, *never])
@@ -323,7 +323,7 @@ def _shifted_copy(model: Model, images: Tensor, shift: float) -> Model:
 def _keeps_prediction(
     model: Model, inputs: Tensor, targets: Any, batch_size: int | None, changed: Tensor
 ) -> Tensor:
-    """ "b" bool: whether the prediction stays, if the explained class alone does not show it."""
+    """Bool tensor "b": whether the prediction stays, if the explained class alone does not show it."""
     if isinstance(model.head, OneOfMany):  # whose prediction is the class that is explained
         return torch.ones(len(inputs), dtype=torch.bool)
     before, after = (all_logits(model, given, batch_size) for given in (inputs, changed))

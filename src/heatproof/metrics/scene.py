@@ -41,7 +41,7 @@ class BatchContext:
 
     @cached_property
     def probabilities(self) -> Tensor:
-        """ "b k", from a separate pass, so that a metric added later gets the same."""
+        """Tensor "b k", from a separate pass, so that a metric added later gets the same."""
         return self.model.probabilities(self.model.logits(self.batch.images)).cpu()
 
     @property

@@ -212,7 +212,7 @@ class _Strips:
         return total / max(count, 1)
 
     def _strip(self, x: np.ndarray, y: np.ndarray, reach: float) -> np.ndarray:
-        """ "rows columns" of windows, in a buffer that the next call overwrites."""
+        """Array "rows columns" of windows, in a buffer that the next call overwrites."""
         n, w = len(x), self.width
         inside, count = n - 4 * w, n - 4 * w - 4
         fields, pairs, sums = (buffer[:, :n] for buffer in self.buffers)

@@ -296,7 +296,7 @@ def against_untrained(maps: Maps, first: Maps, second: Maps) -> PerImage:
 
 
 def entropy(maps: Maps) -> Tensor:
-    """ "b": of the histogram of each map in [0, 1] at image size, in bits."""
+    """Entropy "b" of the histogram of each map in [0, 1] at image size, in bits."""
     bins = (pixel_maps(maps).flatten(1) * (BINS - 1)).round().long()
     counts = torch.zeros(len(bins), BINS, device=bins.device).scatter_add_(
         1, bins, torch.ones_like(bins, dtype=torch.float32)

@@ -305,7 +305,7 @@ class Pairs(NamedTuple):
 
 
 def comparable(maps: Maps) -> Tensor:
-    """ "b H W" in [0, 1], as COSE compares maps."""
+    """Tensor "b H W" in [0, 1], as COSE compares maps."""
     if maps.signed_values is None:
         return maps.upsample()
     return cose_map(upsample(raw_maps(maps), maps.image_size))

@@ -58,7 +58,7 @@ def percentile_interval(draws: np.ndarray, tails: Interval = (0.025, 0.975)) -> 
 
 
 def wins(these: ArrayLike, those: ArrayLike) -> np.ndarray:
-    """ "n m": 1 if the first is above the second, 1/2 if they are equal.
+    """Array "n m": 1 if the first is above the second, 1/2 if they are equal.
 
     The mean is the area under the ROC curve between them.
 
@@ -70,7 +70,7 @@ def wins(these: ArrayLike, those: ArrayLike) -> np.ndarray:
 
 
 def resample(n: int, resamples: int = 1000, seed: int | tuple[int, ...] = 0) -> np.ndarray:
-    """ "resamples n": indices of the images of each bootstrap resample."""
+    """Array "resamples n": indices of the images of each bootstrap resample."""
     return np.random.default_rng(seed).integers(0, n, (resamples, n))
 
 

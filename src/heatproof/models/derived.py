@@ -206,12 +206,12 @@ def disconnected(
 
 
 def cut(mosaics: Tensor, cells: int) -> Tensor:
-    """ "b c (n h) (n w)" -> "(b n n) c h w"."""
+    """Turn "b c (n h) (n w)" into "(b n n) c h w"."""
     parts: Tensor = mosaics.unflatten(3, (cells, -1)).unflatten(2, (cells, -1))
     return parts.permute(0, 2, 4, 1, 3, 5).flatten(0, 2)
 
 
 def join(parts: Tensor, cells: int) -> Tensor:
-    """ "(b n n) c h w" -> "b c (n h) (n w)"."""
+    """Turn "(b n n) c h w" into "b c (n h) (n w)"."""
     rows: Tensor = parts.unflatten(0, (-1, cells, cells)).permute(0, 3, 1, 4, 2, 5)
     return rows.flatten(4, 5).flatten(2, 3)

@@ -74,7 +74,7 @@ class Layout:
     prefix: int = 0
 
     def picture(self, tensor: Tensor) -> Tensor:
-        """ "b c h w", in float32 or better."""
+        """Tensor "b c h w", in float32 or better."""
         if self.kind == "tokens":
             tensor = tensor[:, self.prefix :].unflatten(1, self.grid)
         if self.kind != "nchw":

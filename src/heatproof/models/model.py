@@ -142,7 +142,7 @@ class Model:
         return next(self.module.buffers(), torch.empty(0, dtype=torch.float32, device="cpu"))
 
     def forward(self, images: Tensor) -> Tensor:
-        """ "b k" logits, float32, in the module's current mode; differentiable if gradients are enabled."""
+        """Logits "b k", float32, in the module's current mode; differentiable if gradients are enabled."""
         interrupts.check()
         if self.was_seen:
             # A network that writes to its input gets a copy.
@@ -188,34 +188,34 @@ class Model:
         return self.head.meaning if self.was_seen else "not known before its first pass"
 
     def scores(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """ "b": the explained scalar of each image."""
+        """Tensor "b": the explained scalar of each image."""
         return self.head.scores(logits, targets)
 
     def measured(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """ "b": the target's probability, or its value where the head has no probability."""
+        """Tensor "b": the target's probability, or its value where the head has no probability."""
         return self.head.measured(logits, targets)
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """ "b k"; raises InputError if the head has no probabilities."""
+        """Tensor "b k"; raises InputError if the head has no probabilities."""
         return self.head.probabilities(logits)
 
     def predicted(self, logits: Tensor) -> Tensor:
-        """ "b": the target that is explained by default."""
+        """Tensor "b": the target that is explained by default."""
         return self.head.predicted(logits)
 
     def same(self, before: Tensor, after: Tensor, targets: Tensor) -> Tensor:
-        """ "b" bool: whether two tables of logits are the same prediction; targets: what is explained."""
+        """Bools "b": whether two tables of logits are the same prediction; targets: what is explained."""
         return self.head.same(before, after, targets)
 
     @torch.no_grad()
     def embeddings(self, images: Tensor) -> Tensor:
-        """ "b d": the vectors of an encoder, references of embedding heads (see heads/values.py)."""
+        """Tensor "b d": the vectors of an encoder, references of embedding heads (see heads/values.py)."""
         with frozen_eval(self.module):
             return at_least_float(vectors_of(self.output(self.ready(images)), len(images)))
 
     @torch.no_grad()
     def logits(self, images: Tensor) -> Tensor:
-        """ "b k" logits in evaluation mode; modes and flags of the module are restored."""
+        """Logits "b k" in evaluation mode; modes and flags of the module are restored."""
         with frozen_eval(self.module):
             parts = self.in_halves(lambda a, b: self.forward(self.ready(images[a:b])), 0, len(images))
             return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -244,7 +244,7 @@ class Model:
             log.warning(text + "up to rounding", self.name, inputs)
 
     def input_gradient(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """ "b c h w" gradient of each target's logit and the "b k" logits; one forward, one backward."""
+        """Gradient "b c h w" of each target's logit and the "b k" logits; one forward, one backward."""
         # Callers may be in inference mode or no_grad; tensors made there could not carry a gradient.
         with torch.inference_mode(False), torch.enable_grad():
             inputs = self.ready(images).detach().clone().requires_grad_()
@@ -321,7 +321,7 @@ class Model:
             )
 
     def check_targets(self, targets: ArrayLike | Columns | None, logits: Tensor) -> Tensor:
-        """ "b" columns to explain; by default the prediction."""
+        """Columns "b" to explain; by default the prediction."""
         count, classes = len(logits), self.head.targets(logits.shape[1])
         if targets is None:
             return self.predicted(logits)

@@ -125,7 +125,7 @@ class Queue:
 def all_logits(
     model: Model, images: Tensor, batch_size: int | None = None, progress: Callable[[int], Any] | None = None
 ) -> Tensor:
-    """ "b k" logits in evaluation mode, in batches; modes and flags of the module are restored."""
+    """Logits "b k" in evaluation mode, in batches; modes and flags of the module are restored."""
     queue = Queue(model, size_of(images), batch_size, progress)
     with frozen_eval(model.module):
         return queue.predict(len(images), lambda start, stop: images[start:stop], lambda logits, *_: logits)

@@ -132,7 +132,7 @@ class Tail:
 
     @torch.no_grad()
     def __call__(self, activations: Tensor) -> Tensor:
-        """ "n ..." changed activations, in the layer's own layout -> "n k" logits."""
+        """Turn "n ..." changed activations, in the layer's own layout, into "n k" logits."""
         changed = replace_first(self.output, activations)
         count = len(activations)
         # The input is expanded too: code outside of the recorded modules may read it or its batch size.

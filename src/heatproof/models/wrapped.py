@@ -140,7 +140,7 @@ def is_function(module: nn.Module) -> bool:
 
 
 def _as_tensor(output: Any) -> Tensor:
-    """ "b k" scores from what a function returns; a list of one table is that table."""
+    """Scores "b k" from what a function returns; a list of one table is that table."""
     if isinstance(output, (list, tuple)) and len(output) == 1 and getattr(output[0], "ndim", 0) == 2:
         output = output[0]
     if isinstance(output, Tensor):

@@ -97,7 +97,7 @@ def pooled(values: np.ndarray, size: Sequence[int]) -> np.ndarray:
 
 
 def standard_ranks(maps: StoredMaps) -> np.ndarray:
-    """ "b p": ranks of the maps' pixels at 32 x 32 (16 x 16 x 16 of volumes) with mean 0 and length 1.
+    """Array "b p": ranks of the maps' pixels at 32 x 32 (16 x 16 x 16 of volumes) with mean 0 and length 1.
 
     The product of two maps' rows is their rank correlation; rows of constant maps are NaN.
     """
@@ -109,7 +109,7 @@ def standard_ranks(maps: StoredMaps) -> np.ndarray:
 
 
 def for_display(maps: StoredMaps) -> np.ndarray:
-    """ "b H W" in [0, 1] at the images' size, brightened if the method has a value for every pixel."""
+    """Array "b H W" in [0, 1] at the images' size, brightened if the method has a value for every pixel."""
     heat = normalised(resized(maps.values, maps.image_size))
     return brightened(heat) if maps.values.shape[1:] == tuple(maps.image_size) else heat
 
@@ -222,7 +222,7 @@ def choose(data: RunData, agreement: np.ndarray, most: int) -> dict[str, list[in
 
 
 def merits(data: RunData, methods: Sequence[str] = ()) -> np.ndarray:
-    """ "n": mean of the headline metric over methods (default: no floors), negated if lower is better."""
+    """Mean "n" of the headline metric over methods (default: no floors), negated if lower is better."""
     name = data.headline.name if data.headline else ""
     known = [data.images.scores[name, m] for m in methods or data.real if (name, m) in data.images.scores]
     if data.headline is None or not known:
@@ -235,7 +235,7 @@ def _sign(of: Measure) -> float:
 
 
 def map_agreement(data: RunData) -> np.ndarray:
-    """ "n": mean rank correlation between the methods' maps of an image; NaN if fewer than two have one."""
+    """Mean rank correlation "n" between the methods' maps of an image; NaN if fewer than two have one."""
     ids, store = data.images.ids, data.folder.maps()
     agreement = np.full(len(ids), np.nan)
     places = range(0, len(ids), max(1, -(-len(ids) // MOST_COMPARED)))
@@ -281,7 +281,7 @@ def pack(maps: StoredMaps, place: int, explained: str, planes: Sequence[int] | N
 
 
 def unpack(packed: Mapping[str, Any]) -> np.ndarray:
-    """ "h w" in [0, 1]: the map that was packed, rounded to its levels."""
+    """Array "h w" in [0, 1]: the map that was packed, rounded to its levels."""
     levels = np.frombuffer(zlib.decompress(base64.b64decode(packed["data"])), np.uint8)
     return np.asarray(levels.reshape(packed["h"], packed["w"]) / np.float32(LEVELS))
 

@@ -93,9 +93,9 @@ def _metric(test: Test, of: str = "", args: Mapping[str, Any] | None = None) -> 
 
 
 def yaml_lines(value: Mapping[str, Any], indent: str = "") -> Iterator[str]:
-    """Mappings, lists of them or of texts, texts and numbers as YAML.
+    r"""Mappings, lists of them or of texts, texts and numbers as YAML.
 
-    >>> print("\\n".join(yaml_lines({"a": [{"b": 1.5, "c": "x: y"}], "d": ["no"]})))
+    >>> print("\n".join(yaml_lines({"a": [{"b": 1.5, "c": "x: y"}], "d": ["no"]})))
     a:
     - b: 1.5
       c: "x: y"
@@ -126,10 +126,10 @@ def _scalar(value: Any) -> str:
 
 
 def md_text(text: str) -> str:
-    """Escape a text for Markdown.
+    r"""Escape a text for Markdown.
 
     >>> print(md_text("a|b <c>"))
-    a\\|b \\<c\\>
+    a\|b \<c\>
     """
     return re.sub(r"([\\`*_{}\[\]<>#|])", r"\\\1", " ".join(text.split()))
 

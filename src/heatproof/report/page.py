@@ -199,10 +199,10 @@ def render(
 
 
 def embed(content: Any) -> str:
-    """JSON that cannot end the <script> it is in.
+    r"""JSON that cannot end the <script> it is in.
 
     >>> embed({"a": "</script>"})
-    '{"a":"\\\\u003c/script\\\\u003e"}'
+    '{"a":"\\u003c/script\\u003e"}'
     """
     text = json.dumps(content, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

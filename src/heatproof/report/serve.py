@@ -63,6 +63,8 @@ BUSY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length
 
 @dataclass(frozen=True)
 class Reply:
+    """Content of an HTTP response."""
+
     content: bytes
     kind: str = "application/json"
     status: int = 200
@@ -164,7 +166,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._send(self._answer())
 
-    do_HEAD = do_GET
+    do_HEAD = do_GET  # noqa: N815
 
     def __getattr__(self, name: str) -> Callable[[], None]:
         if name.startswith("do_"):  # any other method

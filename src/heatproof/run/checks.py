@@ -457,7 +457,7 @@ def native_size(files: Iterable[object]) -> Size | None:
 
 
 def _pretrained_config(module: nn.Module) -> dict[str, tuple[float, ...]]:
-    """timm's pretrained_cfg."""
+    """Attribute pretrained_cfg of a network of timm."""
     config = getattr(module, "pretrained_cfg", None)
     return config if isinstance(config, dict) else {}
 

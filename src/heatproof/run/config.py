@@ -220,7 +220,7 @@ def _refuse_unknown(table: Mapping[str, Any], kind: type[Struct], path: str) -> 
 
 
 def _plain(message: str) -> str:
-    """msgspec's sentence with the key first.
+    """Message of msgspec with the key first.
 
     >>> _plain("Expected `int`, got `str` - at `$.run.seed`")
     'run.seed: expected int, got str'

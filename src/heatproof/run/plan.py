@@ -122,8 +122,8 @@ def make_plan(manifest: Manifest, images: int, pictures: Sequence[tuple[str, str
     groups = [unit for name in names for unit in templates[name] if unit.kind == "group"]
     requests = [r for r in read_metrics(manifest.config["metrics"]) if r.entry.compares_checkpoints]
     for request in requests if len(names) > 1 else ():  # another last checkpoint makes new units
-        for method in manifest.config["methods"]:
-            groups.append(_group(names[-1], (method,), (request.text,), among=names))
+        methods = manifest.config["methods"]
+        groups += [_group(names[-1], (method,), (request.text,), among=names) for method in methods]
     return RunPlan(tuple(blocks), tuple(placed(unit, (0, images)) for unit in groups))
 
 

@@ -86,7 +86,7 @@ def anchor_of(name: str, checkpoints: Sequence[str]) -> str:
 def anchor_probabilities(
     folder: RunFolder, checkpoint: str, ids: Sequence[str], model: str | None = None
 ) -> np.ndarray:
-    """ "b k": probabilities of these images at a checkpoint; zeros for images that could not be read."""
+    """Array "b k": probabilities of these images at a checkpoint; zeros for images that could not be read."""
     stored = read_predictions(folder, checkpoint, ids, model)
     place = {name: i for i, name in enumerate(ids)}
     probabilities = np.zeros((len(ids), stored.probabilities.shape[1]))

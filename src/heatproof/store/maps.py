@@ -45,7 +45,7 @@ SMALLEST = 2.0**-24  # the smallest half-precision number above zero
 
 
 def pack(values: Tensor) -> tuple[np.ndarray, dict[str, list[float]]]:
-    """ "b h w" -> half precision with scale and offset, so that half the bytes are copied from a GPU."""
+    """Convert "b h w" to half precision with scale and offset; half the bytes are copied from a GPU."""
     stored, scale, offset = halved(values)
     return stored.cpu().numpy(), {"scale": _shortest(scale), "offset": _shortest(offset)}
 
@@ -57,7 +57,7 @@ def unpack(stored: np.ndarray, scale: np.ndarray, offset: np.ndarray) -> np.ndar
 
 
 def halved(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """ "b h w" in half precision, and the scale and offset of each, "b 1 1", where the maps are."""
+    """Tensor "b h w" in half precision, and the scale and offset of each, "b 1 1", where the maps are."""
     maps = values.detach().float()
     axes = tuple(range(1, maps.ndim))
     low, high = maps.amin(axes, keepdim=True), maps.amax(axes, keepdim=True)

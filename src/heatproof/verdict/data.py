@@ -350,7 +350,7 @@ def order_methods(names: Sequence[str], manifest: Manifest) -> list[str]:
 
 
 def mean_over_methods(columns: np.ndarray) -> np.ndarray:
-    """ "m n" -> "n": the mean over the defined values; NaN if none is."""
+    """Turn "m n" into "n": the mean over the defined values; NaN if none is."""
     known = np.isfinite(columns)
     total = np.where(known, columns, 0).sum(0)
     return np.where(known.any(0), total / np.maximum(known.sum(0), 1), np.nan)

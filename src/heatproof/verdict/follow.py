@@ -135,7 +135,7 @@ def decided(above: float, below: float) -> Answer:
 
 
 def p_above(values: np.ndarray, threshold: float) -> float:
-    """p of the one-sided t test that the mean is above the threshold; 0 or 1 for values that do not vary."""
+    """Compute p of the one-sided t test of a mean above the threshold; 0 or 1 if all values are equal."""
     error = values.std(ddof=1) / math.sqrt(len(values)) if np.ptp(values) else 0.0
     if error == 0:
         return float(values[0] <= threshold)
@@ -143,7 +143,7 @@ def p_above(values: np.ndarray, threshold: float) -> float:
 
 
 def _p_below(both: Sequence[np.ndarray], threshold: float) -> float:
-    """p that w or p is below the threshold; 0 for maps that ignore the weights."""
+    """Compute p that w or p is below the threshold; 0 for maps that ignore the weights."""
     if ignores_weights(both):
         return 0.0
     # "Does not follow" needs only one of both numbers: the smaller p, doubled for two attempts.

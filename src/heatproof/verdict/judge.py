@@ -239,7 +239,7 @@ def _image_warnings(data: RunData) -> Iterator[str]:
 
 
 def _tiny(data: RunData) -> np.ndarray:
-    """ "n 2": sides of images below an eighth of the network's input, or enlarged from under 8 pixels."""
+    """Sides "n 2" of images below an eighth of the network's input, or enlarged from under 8 pixels."""
     if data.images.sides is None:
         return np.zeros((0, 2), int)
     own, of_input = data.images.sides.T

@@ -163,10 +163,12 @@ class Trajectory:
             raise InputError(
                 f"{folder.path} holds no C-Score; add cscore to the metrics of its study and run it"
             )
-        norms, states = read_gradients(folder.path), []
-        for name in ordered(folder, model):
-            if state := _read(folder, model, name, metrics[0]):
-                states.append(replace(state, gradients=norms.get(name, {})))
+        norms = read_gradients(folder.path)
+        states = [
+            replace(state, gradients=norms.get(name, {}))
+            for name in ordered(folder, model)
+            if (state := _read(folder, model, name, metrics[0]))
+        ]
         return Trajectory(tuple(states), class_names(folder))
 
 

@@ -273,7 +273,7 @@ def layer_of(method: str, trace: Trace) -> nn.Module:
 
 
 def over_places(offer: Offer, attributions: Tensor) -> Tensor | Signed:
-    """ "b c h w" -> "b h w", by the convention on the method's card."""
+    """Turn "b c h w" into "b h w", by the convention on the method's card."""
     values = attributions.detach()
     return over_channels(values) if offer.card == GRADIENT_CARD else values.sum(1)
 

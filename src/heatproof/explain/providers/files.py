@@ -146,7 +146,7 @@ class Stored(Explainer):
         return [MapFiles(control_path(self.place.path, k), self.place.order) for k in range(CONTROLS)]
 
     def control_values(self, names: Sequence[str], size: tuple[int, ...]) -> list[Tensor]:
-        """ "b h w" for each network with random weights."""
+        """Tensor "b h w" for each network with random weights."""
         return [torch.from_numpy(_stacked(place.read(names), names, size)) for place in self.controls]
 
     def check(self, names: Sequence[str], size: tuple[int, ...]) -> None:
@@ -217,7 +217,7 @@ def from_path(name: str, folder: Path, order: Callable[[], Sequence[str]] | None
 
 
 def _stacked(maps: Sequence[StoredMap], names: Sequence[str], size: tuple[int, ...]) -> np.ndarray:
-    """ "b h w"; raises InputError unless all maps have one size that fits the network's input."""
+    """Array "b h w"; raises InputError unless all maps have one size that fits the network's input."""
 
     def sides(shape: Sequence[int]) -> str:
         return " x ".join(map(str, shape))

@@ -209,14 +209,14 @@ class Job:
         self.key = self.graphs and (self.graphs.state(self.model.module), self.model.precision, self.folding)
 
     def logits(self, images: Tensor) -> Tensor:
-        """ "b k" for images that are `ready`."""
+        """Tensor "b k" for images that are `ready`."""
         if self.graphs is None:
             return self._logits(images)
         logits: Tensor = self.graphs.run(("logits", self.key), self._logits, (images,), pad=True)
         return logits.clone()
 
     def input_gradients(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """ "b c h w" gradient of each target's logit and the "b k" logits."""
+        """Gradient "b c h w" of each target's logit and the "b k" logits."""
         with span("backward", inputs=len(images)):
             pass  # counted here: a replayed recording runs no Python and opens no spans
         if self.graphs is None:

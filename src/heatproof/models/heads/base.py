@@ -87,7 +87,7 @@ class Head:
         return self.output
 
     def table(self, output: Any, count: int) -> Tensor:
-        """ "b k" columns of the network's output for this number of images."""
+        """Columns "b k" of the network's output for this number of images."""
         return rows_of(output, count)
 
     def settled(self, module: nn.Module, output: Any, table: Tensor, last: LastStep) -> Head:
@@ -102,29 +102,29 @@ class Head:
         return columns
 
     def scores(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """ "b": the column of each image's target."""
+        """Tensor "b": the column of each image's target."""
         return logits.gather(1, targets[:, None])[:, 0]
 
     def measured(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """ "b": probability of each image's target, or its value where there is no probability."""
+        """Tensor "b": probability of each image's target, or its value where there is no probability."""
         if not self.chance:
             return self.scores(logits, targets)
         return self.probabilities(logits).gather(1, targets[:, None])[:, 0]
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """ "b k"."""
+        """Probabilities "b k"."""
         raise self.refused("probabilities")
 
     def predicted(self, logits: Tensor) -> Tensor:
-        """ "b": the column explained by default."""
+        """Tensor "b": the column explained by default."""
         return logits.argmax(1)
 
     def labels(self, columns: Tensor) -> Tensor:
-        """ "b": the classes that columns belong to."""
+        """Tensor "b": the classes that columns belong to."""
         return columns
 
     def same(self, before: Tensor, after: Tensor, targets: Tensor) -> Tensor:
-        """ "b" bool: whether two tables of logits are the same prediction, where targets are explained."""
+        """Bools "b": whether two tables of logits are the same prediction, where targets are explained."""
         return self.predicted(before) == self.predicted(after)
 
     def called(self, label: int) -> str:
@@ -137,7 +137,7 @@ class Head:
         return None
 
     def unanswered(self, logits: Tensor) -> Tensor:
-        """ "b" bool: rows that are NaN or infinite; a class may be -inf if others are finite."""
+        """Bool tensor "b": rows that are NaN or infinite; a class may be -inf if others are finite."""
         values = self.probabilities(logits) if self.chance else logits
         return (~values.isfinite() | logits.isposinf()).any(1)
 
@@ -162,7 +162,7 @@ class Head:
 
 
 def rows_of(output: Any, count: int) -> Tensor:
-    """ "b k", one row per image, from what a classifier returns: a tensor, tuple or record."""
+    """Tensor "b k", one row per image, from what a classifier returns: a tensor, tuple or record."""
     output = logits_of(output)
     if isinstance(output, (tuple, list)) and output:
         rows = [t for t in output if isinstance(t, Tensor) and t.ndim == 2 and t.is_floating_point()]

@@ -160,7 +160,7 @@ class Multilabel(Head):
         return finding_limits(self.thresholds, labels)
 
     def positive(self, logits: Tensor) -> Tensor:
-        """ "b k" bool: the prediction, labels whose probability is at least their threshold."""
+        """Bool tensor "b k": the prediction, labels whose probability is at least their threshold."""
         return self.probabilities(logits) >= logits.new_tensor(self.limits(logits.shape[1]))
 
     def predicted(self, logits: Tensor) -> Tensor:
@@ -187,19 +187,19 @@ def undone_sigmoid(table: Tensor) -> Tensor:
 
 
 def predicted(logits: Tensor) -> Tensor:
-    """ "b" predicted class; a one-logit model predicts class 1 where its logit is positive."""
+    """Predicted class "b"; a one-logit model predicts class 1 where its logit is positive."""
     return (logits[:, 0] > 0).long() if logits.shape[1] == 1 else logits.argmax(1)
 
 
 def probabilities(logits: Tensor) -> Tensor:
-    """ "b k": softmax, or (1 - sigmoid, sigmoid) for a one-logit model."""
+    """Tensor "b k": softmax, or (1 - sigmoid, sigmoid) for a one-logit model."""
     if logits.shape[1] == 1:
         return torch.cat([(-logits).sigmoid(), logits.sigmoid()], dim=1)
     return logits.softmax(1)
 
 
 def class_scores(logits: Tensor, targets: Tensor) -> Tensor:
-    """ "b" logit of each image's target; class 0 of a one-logit model is -z."""
+    """Logit "b" of each image's target; class 0 of a one-logit model is -z."""
     if logits.shape[1] == 1:
         return torch.where(targets == 1, logits[:, 0], -logits[:, 0])
     return logits.gather(1, targets[:, None])[:, 0]

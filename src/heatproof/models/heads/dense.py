@@ -106,7 +106,7 @@ class Segmentation(Dense):
         return replace(self, ends=ends)
 
     def pixel_logits(self, output: Any, count: int) -> Tensor:
-        """ "b k h w" or "b k d h w" logits."""
+        """Tensor "b k h w" or "b k d h w" logits."""
         given = logits_of(output)
         given = given[0] if isinstance(given, (tuple, list)) and given else given
         if not isinstance(given, Tensor) or given.ndim not in (4, 5) or len(given) != count:
@@ -175,7 +175,7 @@ class Segmentation(Dense):
         return first.argmax(1) == second.argmax(1)
 
     def _by_class(self, logits: Tensor) -> Tensor:
-        """ "b k i"."""
+        """Tensor "b k i"."""
         return logits.view(len(logits), -1, max(1, self.bound))
 
 
@@ -194,7 +194,7 @@ class Detection(Dense):
         return torch.stack([self._row(detections) for detections in _detections(output, count)])
 
     def _row(self, detections: dict[str, Tensor]) -> Tensor:
-        """ "i": the score that each reference box gets in one image."""
+        """Tensor "i": the score that each reference box gets in one image."""
         scores = detections["scores"]
         nothing = scores.sum() * 0  # which has a gradient, 0, like the rest
         if self.where is None or self.classes is None:
@@ -281,7 +281,7 @@ def _largest(pixels: Tensor) -> Tensor:
 
 
 def _mask(where: Tensor, predicted: Tensor) -> Tensor:
-    """ "i h w" weights at the output's size; a mask of the image's size is averaged over its pixels."""
+    """Weights "i h w" at the output's size; a mask of the image's size is averaged over its pixels."""
     mask = where.float()
     mask = mask[None] if mask.ndim == predicted.ndim - 1 else mask
     if mask.ndim != predicted.ndim or len(mask) not in (1, len(predicted)):

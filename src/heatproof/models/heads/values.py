@@ -142,7 +142,7 @@ class Embedding(Head):
 
 
 def vectors_of(output: Any, count: int) -> Tensor:
-    """ "b d" in what an encoder returns: a tensor, or a record of Hugging Face's."""
+    """Tensor "b d" in what an encoder returns: a tensor, or a record of Hugging Face's."""
     for name in VECTORS:
         vectors = output.get(name) if isinstance(output, dict) else getattr(output, name, None)
         if isinstance(vectors, Tensor) and vectors.ndim == 2:

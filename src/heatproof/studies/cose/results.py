@@ -121,7 +121,7 @@ class CoseResults:
         return {(band + 0.5) * BAND / STEPS: score for band, score in bands.items()}
 
     def image_sums(self, method: str, images: Sequence[str]) -> np.ndarray:
-        """ "2 2 n": sums of SSIM or of 1 - SSIM, and counts, for same and changed predictions."""
+        """Array "2 2 n": sums of SSIM or of 1 - SSIM, and counts, for same and changed predictions."""
         pairs, place = self.of(method), {name: i for i, name in enumerate(images)}
         at, n = np.array([place[name] for name in pairs.image], dtype=int), len(images)
         sides = []

@@ -418,7 +418,7 @@ def ready(model: Model, images: np.ndarray) -> Tensor:
 
 
 def masses(maps: Maps, masks: Tensor) -> Tensor:
-    """ "n k": share of each map's positive mass on each of its k masks; NaN for an empty map."""
+    """Tensor "n k": share of each map's positive mass on each of its k masks; NaN for an empty map."""
     heat = pixel_maps(maps).double()
     inside = (heat[:, None] * masks.to(heat.device)).sum((-2, -1))
     total = heat.sum((-2, -1))

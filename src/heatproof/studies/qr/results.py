@@ -146,7 +146,7 @@ class Results:
         return self.column(regime, method, "ms").get("", math.nan)
 
     def curves(self, regime: str, method: str, mass: str) -> np.ndarray:
-        """ "n d s" of every distorted code."""
+        """Array "n d s" of every distorted code."""
 
         def values(kind: str, level: float) -> list[float]:
             return list(self.column(regime, method, at(mass, kind, level)).values())
@@ -224,7 +224,7 @@ def defined(*columns: ByImage) -> int:
 
 
 def mean_curves(curves: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
-    """ "n d s" -> "d s", or "r d s" for weights "r n"; undefined points are left out of their mean."""
+    """Turn "n d s" into "d s", or "r d s" for weights "r n"; undefined points are left out of their mean."""
     chosen = np.ones((1, len(curves))) if weights is None else weights
     flat = curves.reshape(len(curves), -1)
     sums, counts = chosen @ np.nan_to_num(flat), chosen @ np.isfinite(flat)
