@@ -163,5 +163,5 @@ def test_resuming_under_other_versions_says_so(study: Path, monkeypatch: pytest.
     monkeypatch.setattr(engine, "maker", lambda device: {"torch": "9.9", "device": device})
     engine.report_makers(RunFolder.open(out), "cpu", messages.append)
     (line,) = messages
-    assert "5 units were made with torch" in line and "(now 9.9)" in line
+    assert "5 units were computed with torch" in line and "(now 9.9)" in line
     assert RunFolder.open(out).makers()[0]["parts"] == 5

@@ -95,7 +95,7 @@ def test_lists_of_the_user(tmp_path: Path) -> None:
 
 def test_what_is_left_out_is_reported(finished: Any) -> None:
     assert finished.sifted.left_out == (("02.png", "it is listed in out.txt"),) and not finished.sifted.aside
-    assert "Left out, as asked (1):" in finished.page.read_text() and len(finished.sifted.entries) == 8
+    assert "Left out by --exclude (1):" in finished.page.read_text() and len(finished.sifted.entries) == 8
 
 
 def test_groups_are_means_over_their_classes(finished: Any) -> None:

@@ -182,7 +182,7 @@ def test_weights_that_exist_need_no_training(finished: Path, tmp_path: Path) -> 
     )  # fmt: skip
     outcome = cscore_study(given)
     assert outcome.page is not None and not (tmp_path / "out" / "training").exists()
-    assert "48 pictures:" in outcome.page.read_text()
+    assert "48 images:" in outcome.page.read_text()
 
 
 def heatproof(*arguments: object) -> Result:
@@ -262,7 +262,7 @@ def test_the_recommendation_takes_the_highest_floor_where_auc_holds() -> None:
     chosen = candidates(run, [])
     assert [(c.checkpoint.name, c.method) for c in chosen] == [("e1", "gradcam"), ("e1", "layercam")]
     text = recommend(run, [])
-    assert "**e1**" in text and "**gradcam**" in text and "ill, 50 pictures" in text
+    assert "**e1**" in text and "**gradcam**" in text and "ill, 50 images" in text
     nothing = run_of((0.9, {"gradcam": (PerClass(math.nan, 1, 0.0, reason="one"), state(0.5, 0.4))}))
     assert "No checkpoint can be recommended" in recommend(nothing, [])
 

@@ -57,7 +57,9 @@ class Recorder:
     ) -> None:  # fmt: skip
         for request in read_metrics(metrics):
             if request.group or not set(request.entry.needs) <= KNOWN:
-                raise InputError(f"a monitor has no boxes or masks, which {request.text} needs; leave it out")
+                raise InputError(
+                    f"a monitor cannot measure {request.text}; name metrics per image without boxes or masks"
+                )
         self.path, self.images, self.layer, self.seed = Path(path), images, layer, seed
         self.cscore = rule.text
         config = {
