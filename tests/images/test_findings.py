@@ -89,7 +89,7 @@ def test_an_entry_of_a_finding_that_is_not_there_has_no_label_and_no_truth(pictu
 @pytest.mark.parametrize(
     ("text", "options", "reason"),
     [
-        ("path,a,b\n0.png,-1,0\n", {"label_columns": ["a", "b"]}, "'a' holds 0 or 1, not '-1'; uncertain labels"),
+        ("path,a,b\n0.png,-1,0\n", {"label_columns": ["a", "b"]}, "'a' holds 0 or 1, not '-1'; uncertain"),
         ("path,a,b\n0.png,1,0\n", {"label_columns": ["a", "c"]}, "no column 'c'"),
         ("path,label\n0.png,a\n1.png,\n", {"multilabel": True}, "at least two labels, but there is a"),
         ("path,label\n0.png,a|b\n", {"multilabel": True, "class_names": ["a", "c"]}, "'b' is none of the 2"),
