@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from scipy import integrate
 from scipy.ndimage import gaussian_filter
 from scipy.stats import spearmanr
 from torch import Tensor, nn
@@ -155,7 +156,7 @@ def test_equals_the_slow_twin(kind: str) -> None:
         expected = twin(net, images[i], values[i], target, twin_baseline(kind, images[i], 5), 14)
         for mine, theirs in zip((result.insertion[i], result.deletion[i]), expected, strict=True):
             assert np.allclose(mine.numpy(), theirs, atol=1e-6 if kind == "black" else 1e-9)
-        areas = [np.trapezoid(curve, dx=1 / 14) for curve in expected]
+        areas = [integrate.trapezoid(curve, dx=1 / 14) for curve in expected]
         assert np.allclose([result.insertion_auc[i], result.deletion_auc[i]], areas, atol=1e-6)
 
 

@@ -237,6 +237,6 @@ def test_the_extras_are_one_table() -> None:
     everything = next(Requirement(line) for line in extras["dev"] if line.startswith("heatproof["))
     assert everything.extras == set(extras) - {"dev"}
     core = re.search(r"The core installs (.+?)\.", (ROOT / "docs" / "install.md").read_text(), re.S)
-    assert core and re.split(r", | and ", core[1]) == [
+    assert core and re.split(r",\s|\sand\s", core[1]) == [
         Requirement(line).name for line in PROJECT["dependencies"]
     ]

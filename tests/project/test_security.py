@@ -107,7 +107,7 @@ def test_remote_code_is_named_before_anything_is_fetched(tmp_path: Path) -> None
     text = study.read_text().replace("net.py:tiny", "hf:nobody/nothing")
     study.write_text(text + "[model.options]\ntrust_remote_code = true\n")
     result = heatproof("run", study, "--dry-run")
-    assert result.exit_code == 0 and "runs the code that hf:nobody/nothing brings" in result.output
+    assert result.exit_code == 0 and "runs the code of hf:nobody/nothing" in result.output
 
 
 class CreatesFile:

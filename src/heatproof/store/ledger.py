@@ -105,9 +105,12 @@ def read_record(path: Path) -> dict[str, Any]:
 
 def check_types(content: Any, kind: Any) -> Any:
     """Content as an object of `kind`; ValueError where a value has another type than that declares."""
-    from msgspec import convert  # optional here: a monitor without a run folder does not need it
+    import msgspec  # optional here: a monitor without a run folder does not need it
 
-    return convert(content, kind)
+    try:
+        return msgspec.convert(content, kind)
+    except msgspec.ValidationError as error:  # no ValueError before msgspec 0.20
+        raise ValueError(str(error)) from error
 
 
 def is_plain(path: Path) -> bool:
