@@ -165,7 +165,7 @@ def test_a_picture_that_changes_during_the_run_ends_it(study: Path, monkeypatch:
         return compute(self, *given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(worker.Worker, "compute", and_swap)
-    with pytest.raises(InputError, match=r"dog/5\.bmp changed while the run was going"):
+    with pytest.raises(InputError, match=r"dog/5\.bmp changed during the run"):
         run_study(study, out)
     status = RunFolder.open(out).status()
     assert (status.state, status.used, status.missing) == ("failed", 4, 4)

@@ -54,7 +54,7 @@ class CropGroup:
         """Effect of painting the crops over, as a sentence.
 
         >>> CropGroup(12, 11, 0, 0.8, ()).sentence
-        'Painting it over changes the answer in 11 of 12 pictures, painting elsewhere in 0.'
+        'Painting it over changes the answer in 11 of 12 images, painting elsewhere in 0.'
         """
         return (
             f"Painting it over changes the answer in {self.changed} of {self.n} "
