@@ -50,11 +50,24 @@ def plan_command(networks: tuple[str, ...], without: tuple[str, ...]) -> None:
 @main.command("prepare", cls=EvidenceCommand)
 @click.option("--data", type=PATH, required=True, help="Folder of real images and weights.")
 @click.option("--out", type=PATH, required=True, help="A new folder.")
+@click.option(
+    "--wheel", "wheels", type=PATH, multiple=True, help="A package for the other machine; repeatable."
+)
 @networks_option
 @without_option
-def prepare_command(data: Path, out: Path, networks: tuple[str, ...], without: tuple[str, ...]) -> None:
-    """Pack what these networks need into a small folder."""
-    sizes = prepare(data, out, select(networks, without))
+def prepare_command(
+    data: Path, out: Path, wheels: tuple[Path, ...], networks: tuple[str, ...], without: tuple[str, ...]
+) -> None:
+    """Pack what these networks need into a small folder.
+
+    \b
+    Example:
+      pip download --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux2014_x86_64 \\
+        --dest wheels msgspec
+      python -m research.evidence prepare --data DATA --out device-data --without resnet50 \\
+        --wheel wheels/msgspec*.whl
+    """
+    sizes = prepare(data, out, select(networks, without), wheels)
     for name, size in sizes.items():
         say(f"{name:10} {size / 2**20:6.2f} MiB")
     say(f"{'all':10} {sum(sizes.values()) / 2**20:6.2f} MiB in {out}")

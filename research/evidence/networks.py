@@ -103,7 +103,7 @@ def _resnet50(classes: int, side: int, seed: int, data: Path | None) -> Model:
         if isinstance(part, nn.BatchNorm2d):
             part.eps = 1e-3
     missing = module.load_state_dict(_resnet50_weights(data), strict=False).missing_keys
-    if any(not name.endswith("num_batches_tracked") for name in missing):
+    if any(not name.endswith("num_batches_tracked") and not name.startswith("fc.") for name in missing):
         raise ValueError(f"the weights of ResNet-50 lack {', '.join(missing)}")
     scale = Preprocess((side, side), side, KERAS_MEAN, (1 / 255,) * 3)
     return new_head(Model(module.eval(), "resnet50", scale), classes, seed=seed)
@@ -114,7 +114,7 @@ def _resnet50_weights(data: Path) -> dict[str, Tensor]:
     file = data / "weights" / "resnet50.safetensors"
     packed = file.with_suffix(HALVES)
     stored = load_file(file) if file.is_file() else unpack_halves(packed.read_bytes())
-    return {name: as_float(values) for name, values in stored.items()}
+    return {name: as_float(values) for name, values in stored.items() if not name.startswith("fc.")}
 
 
 def as_float(values: Tensor) -> Tensor:

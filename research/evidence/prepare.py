@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,8 +28,11 @@ PACKAGES = ("click", "efficientnet_lite_pytorch", "lazy_loader", "rich", "segno"
 SHORT_SIDE, QUALITY = 256, 88
 
 
-def prepare(data: Path, out: Path, members: Sequence[Member]) -> dict[str, int]:
-    """Fill a new folder; returns the bytes of each part."""
+def prepare(data: Path, out: Path, members: Sequence[Member], wheels: Sequence[Path] = ()) -> dict[str, int]:
+    """Fill a new folder; returns the bytes of each part.
+
+    wheels: of packages that are compiled for the other machine; they are unpacked.
+    """
     if out.exists():
         raise InputError(f"{out} exists; remove it or name another folder")
     sources = {member.source for member in members}
@@ -48,6 +52,9 @@ def prepare(data: Path, out: Path, members: Sequence[Member]) -> dict[str, int]:
             raise InputError(f"the package {name} is not installed here; install heatproof[dev]")
         ignored = shutil.ignore_patterns("__pycache__", "*.so")
         shutil.copytree(Path(found.origin).parent, out / "packages" / name, ignore=ignored)
+    for wheel in wheels:
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(out / "packages")
     return {part.name: _bytes(part) for part in sorted(out.iterdir())}
 
 
@@ -84,10 +91,10 @@ def _pack_photographs(data: Path, out: Path) -> None:
 def _pack_weights(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.stem == "resnet50":
-        target.with_suffix(HALVES).write_bytes(pack_halves(load_file(source)))
+        weights = {k: v for k, v in load_file(source).items() if not k.startswith("fc.")}  # a new head
+        target.with_suffix(HALVES).write_bytes(pack_halves(weights))
     elif source.stem == "lite0":
-        weights = load_model("lite0").module.state_dict()
-        save_file(_halved(weights), target)
+        save_file(_halved(load_model("lite0").module.state_dict()), target)
     elif source.suffix == ".pt":
         torch.save(_halved(torch.load(source, weights_only=True)), target)
     else:
