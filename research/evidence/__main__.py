@@ -1,0 +1,144 @@
+"""python -m research.evidence: networks with known shortcuts, and what the verdict says about them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from heatproof.cli import HandledErrors
+from heatproof.cli._console import PATH, console, new_table, say
+from heatproof.models.load import best_device
+from research.evidence import rates as counting
+from research.evidence.measure import Measuring, measure_members, read_joined, unpack
+from research.evidence.networks import NETWORKS
+from research.evidence.plan import halves, select
+from research.evidence.prepare import prepare
+from research.evidence.sources import NEEDS_DATA
+
+
+class EvidenceCommand(HandledErrors):
+    """Prints expected errors in a sentence."""
+
+    program = "python -m research.evidence"
+
+
+networks_option = click.option(
+    "--network", "networks", multiple=True, type=click.Choice(list(NETWORKS)), help="Only these; repeatable."
+)
+without_option = click.option(
+    "--without", multiple=True, type=click.Choice(list(NETWORKS)), help="Not these; repeatable."
+)
+
+
+@click.group()
+def main() -> None:
+    """Measure what the verdict says about networks that use a known shortcut, and about clean ones."""
+
+
+@main.command("plan", cls=EvidenceCommand)
+@networks_option
+@without_option
+def plan_command(networks: tuple[str, ...], without: tuple[str, ...]) -> None:
+    """List the pairs in their order, with the half of each."""
+    half = halves()
+    for member in select(networks, without):
+        say(f"{member.name}  {half[member.name]}")
+
+
+@main.command("prepare", cls=EvidenceCommand)
+@click.option("--data", type=PATH, required=True, help="Folder of real images and weights.")
+@click.option("--out", type=PATH, required=True, help="A new folder.")
+@click.option(
+    "--wheel", "wheels", type=PATH, multiple=True, help="A package for the other machine; repeatable."
+)
+@networks_option
+@without_option
+def prepare_command(
+    data: Path, out: Path, wheels: tuple[Path, ...], networks: tuple[str, ...], without: tuple[str, ...]
+) -> None:
+    """Pack what these networks need into a small folder.
+
+    \b
+    Example:
+      pip download --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux2014_x86_64 \\
+        --dest wheels msgspec
+      python -m research.evidence prepare --data DATA --out device-data --without resnet50 \\
+        --wheel wheels/msgspec*.whl
+    """
+    sizes = prepare(data, out, select(networks, without), wheels)
+    for name, size in sizes.items():
+        say(f"{name:10} {size / 2**20:6.2f} MiB")
+    say(f"{'all':10} {sum(sizes.values()) / 2**20:6.2f} MiB in {out}")
+
+
+@main.command("measure", cls=EvidenceCommand)
+@click.option("--out", type=PATH, required=True, help="Folder for the results, one file per network.")
+@click.option("--data", type=PATH, help="Folder of real images and weights; generated images only without.")
+@click.option("--joined", type=PATH, help="File for all results together; OUT/results.json.gz by default.")
+@click.option("--earlier", type=PATH, multiple=True, help="Joined results of earlier calls; repeatable.")
+@click.option("--device", help="cuda, cpu, ...; the fastest available by default.")
+@click.option("--processes", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--minutes", type=float, help="No pair is started later.")
+@click.option("--at-most", type=click.IntRange(1), help="So many pairs, from the start of the plan.")
+@click.option("--only-train", is_flag=True, help="Train and test the networks without measuring evidence.")
+@networks_option
+@without_option
+def measure_command(
+    out: Path,
+    data: Path | None,
+    joined: Path | None,
+    earlier: tuple[Path, ...],
+    device: str | None,
+    processes: int,
+    minutes: float | None,
+    at_most: int | None,
+    only_train: bool,
+    networks: tuple[str, ...],
+    without: tuple[str, ...],
+) -> None:
+    """Train and measure the pairs of the plan that are missing.
+
+    Without --data, pairs with generated images are measured, as far as their networks need no weights.
+    """
+    until = float("inf") if minutes is None else time.time() + 60 * minutes
+    for path in earlier:
+        say(f"{unpack(path, out)} networks of {path}")
+    members = [
+        m
+        for m in select(networks, without)
+        if data is not None or not (m.source in NEEDS_DATA or NETWORKS[m.network].weights)
+    ]
+    wanted = Measuring(out, data, best_device(device), until, not only_train)
+    measure_members(wanted, members[:at_most], processes, joined or out / "results.json.gz", say)
+
+
+@main.command("rates", cls=EvidenceCommand)
+@click.argument("results", type=PATH)
+@click.option(
+    "--effect",
+    "effects",
+    multiple=True,
+    help="Path of a number in the records, such as with_regions.transplant.effect; repeatable.",
+)
+def rates_command(results: Path, effects: tuple[str, ...]) -> None:
+    """Choose effect sizes on one half of the networks and count wrong answers on the other."""
+    records = read_joined(results)
+    usable = counting.usable(records)
+    say(f"{len(records)} networks, {len(usable)} do what they were trained for")
+    for name, count in sorted(counting.left_out(records).items()):
+        say(f"  left out: {count} of {name}")
+    if not effects:
+        return
+    limits = counting.choose(counting.choosing(usable), effects)
+    for path, limit in limits.items():
+        say(f"{path}: yes up to {limit.low:.3g}, no above {limit.high:.3g}")
+    by_kind = counting.rates_by_kind(usable, limits)
+    rows = [[name, *by_kind[name].row] for name in by_kind]
+    columns = ("", "cheating called fine", "clean accused", "undecided")
+    console.print(new_table("the half that chose nothing", columns, rows))
+
+
+if __name__ == "__main__":
+    main(prog_name=EvidenceCommand.program)
