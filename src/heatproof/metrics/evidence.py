@@ -46,6 +46,7 @@ from heatproof.metrics.evidence_record import (
     EvidenceRecord,
     Example,
     ExchangeTest,
+    Numbers,
     PatchTest,
     PropertyTest,
     RemovalTest,
@@ -262,8 +263,8 @@ class Interventions:
 
         queue = Queue(model, self.size, **self.passes)
         with frozen_eval(model.module):
-            numbers = torch.arange(count, device=self.images.device)
-            result = queue.predict(count, lambda start, stop: make(numbers[start:stop]), read)
+            jobs = torch.arange(count, device=self.images.device)
+            result = queue.predict(count, lambda start, stop: make(jobs[start:stop]), read)
         self.inputs[0] += count
         return np.asarray(result.double().cpu().numpy())
 
@@ -293,8 +294,8 @@ class Interventions:
         corners = [(int(y), int(x)) if known else (-1, -1) for (y, x), known in zip(tops, has, strict=True)]
         partners, groups = self._alike(k, corners, own[0])
         return PatchTest(
-            k, tuple(corners), *(tuple(column.tolist()) for column in (*own, *control)),
-            tuple(own_soft.tolist()), tuple(np.where(has, over, np.nan).tolist()), partners, groups,
+            k, tuple(corners), *map(numbers, (*own, *control, own_soft, np.where(has, over, np.nan))),
+            partners, groups,
         )  # fmt: skip
 
     def _pasted(
@@ -398,9 +399,9 @@ class Interventions:
         says = np.zeros((len(self.images), self.is_right.shape[1]), bool)
         queue = Queue(self.model, self.size, **self.passes)
         with frozen_eval(self.model.module):
-            numbers = torch.arange(len(rows), device=at.device)
+            jobs = torch.arange(len(rows), device=at.device)
             logits = queue.predict(
-                len(rows), lambda start, stop: make(numbers[start:stop]), lambda logits, *_: logits
+                len(rows), lambda start, stop: make(jobs[start:stop]), lambda logits, *_: logits
             )
         self.inputs[0] += len(rows)
         says[rows.numpy()] = answers(self.model, logits).cpu().numpy()
@@ -408,7 +409,7 @@ class Interventions:
         kept = np.where(known[self.image], says[self.image, self.label].astype(float), np.nan)
         other = self.is_other.numpy() & known[:, None]
         others = {c: (int(other[:, c].sum()), int((other[:, c] & says[:, c]).sum())) for c in kinds}
-        return RemovalTest(tuple(kept.tolist()), others)
+        return RemovalTest(numbers(kept), others)
 
     def exchange(self) -> ExchangeTest | None:
         """Position scores of each donor's map, less those of other images' maps on the same region."""
@@ -430,7 +431,7 @@ class Interventions:
             columns.append(
                 np.where(defined, (table[torch.arange(n), torch.arange(n)] - usual).numpy(), np.nan)
             )
-        return ExchangeTest(*(tuple(column.tolist()) for column in columns))
+        return ExchangeTest(*map(numbers, columns))
 
     @cached_property
     def colours(self) -> Tensor:
@@ -531,7 +532,9 @@ class Interventions:
             tests = [(record.off_object[-1], True), (record.anywhere[-1], False)]
         for c in np.unique(self.label).tolist():
             for test, every in tests:
-                listed = (self.label == c) & (every | (np.nan_to_num(np.array(test.on_object)) >= OFF_OBJECT))
+                listed = (self.label == c) & (
+                    every | (np.nan_to_num(np.array(test.on_object, float)) >= OFF_OBJECT)
+                )
                 groups = np.where(listed, np.array(test.group), -1)
                 numbers, counts = np.unique(groups[groups >= 0], return_counts=True)
                 recurring = numbers[counts > PARTNERS][np.argsort(-counts[counts > PARTNERS], kind="stable")]
@@ -546,9 +549,9 @@ class Interventions:
         self, record: EvidenceRecord, test: PatchTest, donors: np.ndarray, recurring: bool
     ) -> EvidenceItem:
         c, count = int(self.label[donors[0]]), self.recipients.shape[1]
-        turned, control = (np.array(column)[donors] for column in (test.turned, test.control_turned))
+        turned, control = (np.array(column, float)[donors] for column in (test.turned, test.control_turned))
         corners = np.array(test.corners)[donors]
-        over = np.array(test.on_object)[donors]
+        over = np.array(test.on_object, float)[donors]
         order = np.argsort(-turned, kind="stable")
         chosen = donors[order][:MOST_EXAMPLES]
         own = self._examples(record, chosen, test.side, corners[order][:MOST_EXAMPLES], wanted=c)
@@ -649,6 +652,11 @@ class Interventions:
                     int(turned[own].sum()), n, int(control[own].sum()), crops=crops, examples=tuple(examples),
                 ))  # fmt: skip
         return sorted(items, key=lambda item: (item.label, item.control_turned - item.turned))
+
+
+def numbers(column: np.ndarray) -> Numbers:
+    """A column of a record: NaN becomes None, which JSON can hold."""
+    return tuple(None if math.isnan(value) else value for value in column.tolist())
 
 
 def _excess(pairs: Sequence[Pair], turned: np.ndarray, label: int) -> float:

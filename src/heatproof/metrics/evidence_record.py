@@ -12,8 +12,10 @@ import msgspec
 import numpy as np
 from PIL import Image
 
-SCHEMA = 1
+SCHEMA, FOLDER = 1, "evidence"  # FOLDER: in a run folder, a file for each unit
+Numbers = tuple[float | None, ...]  # by donor; None where undefined
 LARGEST = 256  # pixels of the longer side of a stored image
+SUMMARY_CROPS = 3  # in verdict.json
 HALF = 0.5  # share of recipients that a patch must turn
 
 
@@ -51,6 +53,13 @@ class EvidenceItem:
     examples: tuple[Example, ...] = ()
     control: Example | None = None
 
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The numbers with the first crops, for verdict.json."""
+        record: dict[str, Any] = msgspec.to_builtins(self, enc_hook=png)
+        first_crops = record["crops"][:SUMMARY_CROPS]
+        return {k: v for k, v in record.items() if k not in ("examples", "control")} | {"crops": first_crops}
+
     def sentence(self, class_name: str) -> str:
         """What was found, in one sentence.
 
@@ -83,43 +92,37 @@ class EvidenceItem:
 class PatchTest:
     """Transplants of one window per donor: its strongest one, and a control window of the same image.
 
-    Shares are over the donor's recipients; NaN where the donor has no window, gains are log-odds.
+    Shares are over the donor's recipients; None where the donor has no window, gains are log-odds.
     """
 
     side: int
     corners: tuple[tuple[int, int], ...]  # top and left; (-1, -1) without a window
-    turned: tuple[float, ...]
-    top5: tuple[float, ...]
-    gain: tuple[float, ...]
-    control_turned: tuple[float, ...]
-    control_top5: tuple[float, ...]
-    control_gain: tuple[float, ...]
-    feathered: tuple[float, ...]  # turned with feathered edges, of donors that turn half or more
-    on_object: tuple[float, ...]
+    turned: Numbers
+    top5: Numbers
+    gain: Numbers
+    control_turned: Numbers
+    control_top5: Numbers
+    control_gain: Numbers
+    feathered: Numbers  # turned with feathered edges, of donors that turn half or more
+    on_object: Numbers
     partners: tuple[int, ...] = ()  # near-identical patches among the donors of the class that turn half
     group: tuple[int, ...] = ()  # number of the group; -1: none
-
-    def excess(self) -> np.ndarray:
-        """By donor, 1 if its patch turns half of its recipients, less the same of its control; NaN: none."""
-        own, control = np.array(self.turned, float), np.array(self.control_turned, float)
-        above = (own >= HALF).astype(float) - (control >= HALF)
-        return np.where(np.isfinite(own) & np.isfinite(control), above, np.nan)
 
 
 @dataclass(frozen=True)
 class RemovalTest:
     """Answers after the object is painted over: by donor, and by class on images of other classes."""
 
-    kept: tuple[float, ...]  # by donor: 1 if the answer is kept; NaN without a region
+    kept: Numbers  # by donor: 1 if the answer is kept; None without a region
     others: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # class -> images, those answered so
 
 
 @dataclass(frozen=True)
 class ExchangeTest:
-    """Position of a donor's map relative to the maps of other images laid over it; NaN where undefined."""
+    """Position of a donor's map relative to the maps of other images laid over it; None where undefined."""
 
-    pointing: tuple[float, ...]
-    inside: tuple[float, ...]
+    pointing: Numbers
+    inside: Numbers
 
 
 @dataclass(frozen=True)
