@@ -145,7 +145,9 @@ def test_the_first_ctrl_c_is_answered_inside_a_long_call() -> None:
     process.send_signal(signal.SIGINT)
     answered, over = process.communicate(timeout=120)[0].splitlines()
     assert process.returncode == 0 and "stopping after the current unit" in answered
-    assert float(answered.split()[0]) - started < 1 and float(over) - float(answered.split()[0]) > 1
+    # Relative to the length of the call, which depends on the CPU: answered long before the call ends.
+    waited, whole = float(answered.split()[0]) - started, float(over) - started
+    assert waited < whole / 3
 
 
 def test_a_second_ctrl_c_stops_at_once() -> None:

@@ -413,7 +413,7 @@ def test_pictures_without_labels_and_of_one_class(folder: Path) -> None:
         (["nothing", "pictures"], "cannot read the model 'nothing'"),
         (["net.py:tiny", "pictures", "--checkpoint", "lost.pt"], "there is no file 'lost.pt'"),
         (["net.py:tiny", "pictures", "--minutes", "0"], "minutes must be above 0"),
-        (["net.py:tiny", "pictures", "--minutes", "0.1"], "0.1 minutes is too short"),
+        (["net.py:tiny", "pictures", "--minutes", "0.001"], "0.001 minutes is too short"),
         (["net.py:tiny", "pictures", "--methods", "gradcamm"], "gradcam"),
         (["net.py:tiny", "pictures", "--out", "taken"], "taken holds another run"),
     ],

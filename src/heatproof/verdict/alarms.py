@@ -118,7 +118,7 @@ def read_mechanisms(stop_on: str | int | Sequence[str | int]) -> frozenset[int]:
     return frozenset(numbers[mechanism] for mechanism in mechanisms)
 
 
-def find_alarms(trajectory: Trajectory, thresholds: Thresholds = Thresholds()) -> list[Alarm]:  # noqa: B008
+def find_alarms(trajectory: Trajectory, thresholds: Thresholds = Thresholds()) -> list[Alarm]:
     """All alarms of a training run, in the order of its checkpoints; none for fewer than two checkpoints.
 
     Args:
