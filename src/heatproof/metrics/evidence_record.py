@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 import numpy as np
 from PIL import Image
 
+from heatproof.metrics.results import PerClass
+
 SCHEMA, FOLDER = 1, "evidence"  # FOLDER: in a run folder, a file for each unit
 Numbers = tuple[float | None, ...]  # by donor; None where undefined
 LARGEST = 256  # pixels of the longer side of a stored image
 SUMMARY_CROPS = 3  # in verdict.json
 HALF = 0.5  # share of recipients that a patch must turn
+PARTNERS = 3  # near-identical patches in other images, from which on a patch recurs
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,6 +161,45 @@ class EvidenceRecord:
     answered: int = 0  # images that the network answers correctly
     checkpoint: str = ""
     schema: int = SCHEMA
+
+    @property
+    def scores(self) -> PerClass:
+        """The transplant effect and the other tests, over all donors and by class, for the rows of a run."""
+        kinds = sorted(set(self.label))
+        return replace(self._scores(kinds), classes={c: self._scores([c]) for c in kinds})
+
+    def _scores(self, labels: Sequence[int]) -> PerClass:
+        own = np.isin(np.array(self.label), labels)
+        patches, anywhere = self.off_object[-1], self.anywhere[-1]
+        turned, control, over = (
+            np.array(column, float)[own]
+            for column in (patches.turned, patches.control_turned, anywhere.turned)
+        )
+        known = np.isfinite(turned)
+        recurs = (np.nan_to_num(over) >= HALF) & (np.array(anywhere.partners)[own] >= PARTNERS)
+        parts = {"recurring": float(recurs.mean()), "n": float(own.sum())}
+        effects = []
+        for test in self.properties:
+            chosen = np.isin(np.array(test.label), labels)
+            if chosen.any():
+                effects.append(
+                    float((np.array(test.turned)[chosen] * 1.0 - np.array(test.control)[chosen]).mean())
+                )
+        parts["property"] = max(effects, default=math.nan)
+        parts["removal"] = parts["exchange"] = math.nan
+        if self.removal is not None:
+            kept = np.array(self.removal.kept, float)[own]
+            others = [self.removal.others.get(c, (0, 0)) for c in labels]
+            if np.isfinite(kept).any() and sum(n for n, _ in others):
+                parts["removal"] = float(np.nanmean(kept)) - sum(k for _, k in others) / sum(
+                    n for n, _ in others
+                )
+        if self.exchange is not None:
+            both = np.array([self.exchange.pointing, self.exchange.inside], float).mean(0)[own]
+            parts["exchange"] = float(np.nanmean(both)) if np.isfinite(both).any() else math.nan
+        value = float(((turned >= HALF) * 1.0 - (control >= HALF))[known].mean()) if known.any() else math.nan
+        reason = "" if known.any() else "no window lies off the object"
+        return PerClass(value, int(own.sum()), reason=reason, parts=parts)
 
     def class_name(self, label: int) -> str:
         return self.classes[label] if label < len(self.classes) else f"class {label}"

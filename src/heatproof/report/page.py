@@ -1,7 +1,7 @@
 """The report of a run as one HTML file, which opens from disk and loads nothing.
 
-    verdict, images, next steps -> what the network uses -> gallery -> scores -> training, classes, curves, agreement
-    -> provenance, limits, definitions
+    verdict, images, next steps -> what the network uses -> gallery -> scores -> training, classes, curves,
+    agreement -> provenance, limits, definitions
 
 The text and the charts are written here; the script only draws heatmaps, opens folds and keeps in the address
 what is shown. A content policy in the page allows this one script by its hash, styles, and images inside the
@@ -283,8 +283,8 @@ def _steps(verdict: Verdict) -> Iterator[Step]:
     if network.answer == "no":
         names = listed([answer.name for answer in network.classes if answer.answer == "no"])
         yield Step(
-            f"Do not deploy the network before an expert has judged what it uses for {names}: see the section "
-            "What the network uses. Remove this evidence from the training images, train again, and repeat "
+            f"Do not deploy the network before an expert has judged what it uses for {names}: see What the "
+            "network uses. Remove this evidence from the training images, train again, and repeat "
             "the audit."
         )
     elif network.answer == "undecided" and network.note and verdict.follow != "no":

@@ -1,4 +1,4 @@
-"""What the network uses: the second answer, from interventions on its evidence (metrics/evidence.py).
+"""What the network uses: the second answer, from interventions on its evidence (metrics/interventions.py).
 
 Tests of a class, or of all classes with few donors together. k+ counts donors (or pairs) whose evidence turns
 the answer and whose control does not, k- the opposite:
@@ -31,12 +31,11 @@ import numpy as np
 from scipy.stats import binomtest
 
 from heatproof.errors import counted
-from heatproof.metrics.evidence_record import HALF, EvidenceRecord, PatchTest
+from heatproof.metrics.evidence_record import HALF, PARTNERS, EvidenceRecord, PatchTest
 from heatproof.metrics.stats import mean_interval
 from heatproof.verdict.answers import Answer, ClassAnswer, NetworkAnswer, Test, listed
 from heatproof.verdict.follow import LEVEL, calibration, holm, p_above
 
-PARTNERS = 3
 FEWEST = 10  # donors of a class that is judged on its own
 OTHERS = "other classes"
 ON_OBJECT = 0.35

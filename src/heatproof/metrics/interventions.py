@@ -36,12 +36,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from heatproof.errors import InputError
-from heatproof.explain.api import explain
+from heatproof.explain.api import explain, is_stored
 from heatproof.explain.baselines import baseline_images, gaussian_blur
+from heatproof.explain.floors import is_floor
 from heatproof.images.duplicates import SIDE, near_duplicates
 from heatproof.metrics.evidence_record import (
     HALF,
     LARGEST,
+    PARTNERS,
     EvidenceItem,
     EvidenceRecord,
     Example,
@@ -53,18 +55,20 @@ from heatproof.metrics.evidence_record import (
 )
 from heatproof.metrics.kit import Passes, align, as_tensor, pixel_maps
 from heatproof.metrics.properties import FILE_TRANSFERS, region_mask, transfers
+from heatproof.metrics.scene import ImagePool
 from heatproof.models.heads import Multilabel
 from heatproof.models.model import Model, as_model
 from heatproof.models.queue import Queue, all_logits
 from heatproof.models.running import frozen_eval
+from heatproof.registry import metric
 from heatproof.show import pixels
-from heatproof.types import ArrayLike, Images, Maps, size_of
+from heatproof.types import ArrayLike, Batch, Images, Maps, size_of
 
 SIDES = (1 / 5,)  # of the image's shorter side
 OFF_OBJECT = 0.35  # share of a window in O, from which on it lies on the object
 RECIPIENTS = 8
 DONORS = 40  # of each class, at most
-ALIKE, PARTNERS = 0.7, 3  # correlation of patches that look alike; such partners of a recurring patch
+ALIKE = 0.7  # correlation of patches that look alike
 PATCH, CENTRAL = 24, 0.6  # pixels at which patches are compared; side of the central part
 FLAT, FLAT_COLOUR = 0.02, 0.2  # deviation of a patch without contrast, and distance of equal colours
 SURE = 1e-6  # of a probability: log-odds stay between -13.8 and 13.8
@@ -73,6 +77,8 @@ BUDGET = 0.2  # of the exchange test's inside share
 FIRST_PAIRS, MORE_PAIRS, PROMISING = 16, 64, 0.2  # of a property, over all classes; excess that gets more
 MOST_ITEMS, MOST_CROPS, MOST_EXAMPLES = 3, 8, 3  # of a class; of an item
 PAINTS = ("blur", "mean")
+METHODS = ("gradcam",)  # whose maps choose the windows
+IN_A_RUN = 400  # images of a checkpoint, at most
 Files = Sequence[Image.Image | None] | None
 
 
@@ -85,9 +91,45 @@ class Pair(NamedTuple):
     control: int
 
 
-def collect_evidence(
-    model: Model | nn.Module, images: Images, labels: ArrayLike, *, maps: Mapping[str, Maps] | None = None,
-    methods: Sequence[str] = ("gradcam",), regions: ArrayLike | None = None, ids: Sequence[str] = (),
+def _in_a_run(function: Callable[..., Any], pool: ImagePool, options: dict[str, Any]) -> EvidenceRecord:
+    """Run the interventions on all images of a checkpoint, by the maps of its first method."""
+    batch = pool.pictures(IN_A_RUN)
+    labels = batch.findings if batch.findings is not None else batch.labels
+    if labels is None:
+        raise InputError("evidence needs labels, and the images have none")
+    own = [name for name in pool.methods if not is_floor(name) and not is_stored(name)]
+    return function(
+        labels, model=pool.model, images=batch.images, methods=own[:1] or METHODS, regions=regions_of(batch),
+        ids=batch.ids, classes=pool.classes, layer=pool.layer, **pool.passes, **options,
+    )  # fmt: skip
+
+
+def regions_of(batch: Batch) -> Tensor | None:
+    """Masks "b H W" of the annotated objects: masks of parts, else boxes; None without annotations."""
+    truth = batch.truth
+    if truth is None or not (truth.masks or truth.boxes):
+        return None
+    if truth.masks:
+        return torch.stack(list(truth.masks.values())).any(0)
+    masks = torch.zeros(len(batch.images), *size_of(batch.images), dtype=torch.bool)
+    for mask, boxes in zip(masks, truth.boxes or (), strict=True):
+        for x0, y0, x1, y1 in boxes:
+            mask[math.floor(y0) : math.floor(y1) + 1, math.floor(x0) : math.floor(x1) + 1] = True
+    return masks
+
+
+@metric(
+    "evidence", needs=("model", "images", "labels"), level="checkpoint", family="Evidence", floors=(),
+    question="network", votes=True, higher_is_better=False, bounds=(-1.0, 1.0), cite="", call=_in_a_run,
+    title="patches off the object that turn other images",
+    parts={"recurring": "recurring patches that turn other images",
+           "property": "largest effect of a whole-image property",
+           "removal": "answers kept without the object, above those of other images",
+           "exchange": "position of the maps above that of other images' maps", "n": "donors"},
+)  # fmt: skip
+def evidence(
+    labels: ArrayLike, *, model: Model | nn.Module, images: Images, maps: Mapping[str, Maps] | None = None,
+    methods: Sequence[str] = METHODS, regions: ArrayLike | None = None, ids: Sequence[str] = (),
     classes: Sequence[str] = (), files: Files = None, layer: Any = None,
     sides: Sequence[float] = SIDES, donors: int = DONORS, recipients: int = RECIPIENTS, seed: int = 0,
     **passes: Unpack[Passes],
@@ -95,8 +137,8 @@ def collect_evidence(
     """Run all interventions on one network.
 
     Args:
-        model, images: the network, and its images, model-ready "b c H W".
         labels: "b" classes, or "b k" of 0 and 1 for multi-label images.
+        model, images: the network, and its images, model-ready "b c H W".
         maps: by method, of each image's own class, from `hp.explain`; default: `methods` are computed.
         methods: whose maps choose the windows: name those that follow the network.
         regions: "b H W", the annotated objects; an image without a pixel has no annotation.
@@ -114,7 +156,7 @@ def collect_evidence(
     Example:
         >>> network = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
         >>> images = torch.eye(3).repeat(2, 1).view(6, 3, 1, 1) + 0.1 * torch.rand(6, 3, 16, 16)
-        >>> record = collect_evidence(network, images, [0, 1, 2] * 2, methods=["gradient"])
+        >>> record = evidence([0, 1, 2] * 2, model=network, images=images, methods=["gradient"])
         >>> record.answered, len(record.label)
         (6, 6)
     """
