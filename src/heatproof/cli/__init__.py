@@ -36,7 +36,7 @@ SECTIONS = {
         "study": "Run the protocols of four papers, or the contrast test, from data to conclusions.",
     },
     "Read a run": {
-        "verdict": "Judge which maps follow the network, and whether it looks where it should.",
+        "verdict": "Judge which maps follow the network, and what the network uses.",
         "report": "Write the report, one HTML file.",
         "compare": "Compare runs: which scores and maps changed.",
         "serve": "Show the report as a live page, also during the run.",
@@ -178,7 +178,7 @@ def main(debug: bool) -> None:
       heatproof init pictures                         a commented study.toml to fill in
       heatproof run study.toml --dry-run              check the file; heatproof run --help says more
       heatproof run study.toml --out runs/first       maps and scores; the same command goes on after a stop
-      heatproof verdict runs/first                    which maps to believe, and what the network looks at
+      heatproof verdict runs/first                    which maps to believe, and what the network uses
       heatproof report runs/first                     all of it as one page
 
     Every command explains itself: heatproof COMMAND --help

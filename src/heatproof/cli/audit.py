@@ -68,8 +68,8 @@ def audit_command(ctx: click.Context, given: dict[str, Any], show: bool | None) 
     """Test in about --minutes which heatmaps of MODEL can be trusted on IMAGES.
 
     IMAGES is a folder with a folder of images for each class, a folder of images without classes, or a CSV
-    file that lists images; with boxes or masks, the audit also tests whether the network looks where it
-    should. Methods, controls and metrics are chosen automatically by what the network and the images allow
+    file that lists images; with boxes or masks, the audit also judges whether the network uses the
+    object. Methods, controls and metrics are chosen automatically by what the network and the images allow
     and by the time that a pass takes on this machine. The audit runs in steps and adapts the remaining
     choices to the measured time. The same command with more --minutes continues it. The verdict needs at
     least 30 images.

@@ -39,12 +39,12 @@ def demo_command(out: Path, quick: bool, seed: int) -> None:
 def show(audit: Audit, seconds: float) -> None:
     """Print the verdict, what to do, the cheating twin, both trainings, and where the page is."""
     from heatproof.demo.story import advice, first_alarms, told_apart
-    from heatproof.verdict.answers import LOOKS
+    from heatproof.verdict.answers import USES
 
     say(f"\n{audit.verdict.headline}", "bold")
     say(audit.verdict.sentence)
     for of in audit.verdict.network.classes:
-        say(f"  {of.name}: {LOOKS[of.looks_there]}; {of.test}")
+        say(f"  {of.name}: {USES[of.answer]}; {of.test}")
     say(f"What to do: {advice(audit.verdict)}")
     say(f"\nThe cheating twin, a copy that was trained to use a tag: {audit.twin.flips}")
     say(f"  {told_apart(audit.twin)}")

@@ -16,7 +16,7 @@ from heatproof.run.metrics import read_metrics
 VERDICT = {  # by a metric's question, and whether it votes
     ("map", True): "votes on whether maps follow the network",
     ("map", False): "information about maps",
-    ("network", True): "measures where the network looks",
+    ("network", True): "measures what the network uses",
 }
 
 

@@ -35,33 +35,25 @@ LINES_SHOWN = 5  # per rule in the table; files hold everything
 @click.option("--model", help="Of this model, where the run has several.")
 @click.option("--json", "as_json", is_flag=True, help="Print verdict.json instead of a table.")
 @click.option("--tests", is_flag=True, help="Also show the tests of maps that do not vote, as information.")
-@click.option("--album", is_flag=True, help="Also make the evidence album, which the report then shows.")
-@click.option("--study", type=PATH, help="With --album: the study's TOML file, to build its network from.")
-def verdict_command(
-    run: Path, checkpoint: str | None, model: str | None, as_json: bool, tests: bool, album: bool,
-    study: Path | None,
-) -> None:  # fmt: skip
-    """Judge which maps of the folder RUN follow the network, and whether it looks where it should.
+def verdict_command(run: Path, checkpoint: str | None, model: str | None, as_json: bool, tests: bool) -> None:
+    """Judge which maps of the folder RUN follow the network, and what the network uses.
 
     A method FOLLOWS the network if its maps are significantly better than their control maps: the same
-    method's maps of networks with random weights, and the map rotated by half a turn. The network LOOKS AT
-    THE OBJECT if the maps that follow it mark the annotated boxes, masks or parts significantly more often
-    than chance. "Undecided" comes with what would decide it: a missing metric, more images, or the contrast
-    test. The verdict on the last checkpoint is stored as RUN/verdict.json.
-
-    --album loads the network again, cuts out crops at the maxima of the maps that follow, and groups them by
-    their features in the network. A network that comes as code is loaded only if --study names its study.
+    method's maps of networks with random weights, and the map rotated by half a turn. The network USES THE
+    OBJECT if its answers depend on the annotated boxes or masks, and if nothing else that is moved into other
+    images turns their answers (metric evidence). "Undecided" comes with what would decide it: a missing
+    metric, more images or annotations, or the contrast test. The verdict on the last checkpoint is stored as
+    RUN/verdict.json.
 
     \b
     Examples:
       heatproof verdict runs/first
-      heatproof verdict runs/first --album --study study.toml && heatproof report runs/first
       heatproof verdict runs/first --tests
       heatproof verdict runs/first --json > verdict.json
       heatproof gate runs/first --rule "follows gradcam" --rule "looks-there pneumonia"
     """
     from heatproof.store import RunFolder
-    from heatproof.verdict.answers import LOOKS, WORDS
+    from heatproof.verdict.answers import USES, WORDS
     from heatproof.verdict.data import read_run
     from heatproof.verdict.judge import judge, keep
 
@@ -69,12 +61,6 @@ def verdict_command(
     data = read_run(folder, model, checkpoint)
     verdict = judge(data)
     stored = keep(data, verdict)
-    if album:
-        from heatproof.verdict.kept_album import write_album
-
-        following = [answer.method for answer in verdict.methods if answer.follows == "yes"]
-        made = write_album(folder, following or None, checkpoint=checkpoint, study=study)
-        stored = f"{stored}; album written to {made}, shown by heatproof report"
     if as_json:
         click.echo(verdict.json())
         return
@@ -84,7 +70,7 @@ def verdict_command(
         votes = "; ".join(str(test) for test in answer.tests if test.votes)
         table.add_row(answer.method, WORDS[answer.follows], "; ".join(filter(None, (answer.note, votes))))
     for of in verdict.network.classes:
-        table.add_row(of.name, LOOKS[of.looks_there], str(of.test))
+        table.add_row(of.name, USES[of.answer], str(of.test))
     console.print(table)
     if tests:
         console.print(_information(verdict, data.facts))
@@ -159,7 +145,8 @@ def gate_command(
       auc@epoch05 >= 0.9                at another checkpoint, by name or epoch; @all: at each of them
       no-alarms   no-alarms(1, 2)       no alarm at any checkpoint, or none of these mechanisms
       follows gradcam                   the verdict: its maps follow the network; follows: all methods
-      looks-there pneumonia             the verdict: the network looks where it should on this class
+      looks-there pneumonia             the verdict: the network uses the annotated object for this class
+      no-shortcut                       no evidence off the object turns answers, and none recurs
 
     \b
     Examples:

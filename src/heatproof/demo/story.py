@@ -19,7 +19,7 @@ from heatproof.show import address
 from heatproof.studies.contrast.protocol import maps_over_pictures, table
 from heatproof.studies.cose.results import CoseResults
 from heatproof.verdict.alarms import Alarm
-from heatproof.verdict.answers import LOOKS, WORDS, Test, Verdict, listed
+from heatproof.verdict.answers import USES, WORDS, Test, Verdict, listed
 from heatproof.verdict.data import RunData
 from heatproof.verdict.trajectory import CheckpointState, Trajectory
 
@@ -52,8 +52,7 @@ def which_maps(audit: RunData, verdict: Verdict) -> Section:
         "advice": advice(verdict),
         "hard": _hard_floor(audit),
         "tests": Grid(heads, rows, "Which methods follow the network"),
-        "network": [(c.name, LOOKS[c.looks_there], c.test) for c in verdict.network.classes],
-        "as_well": listed(verdict.network.as_well) if verdict.network.as_well else "",
+        "network": [(c.name, USES[c.answer], c.test) for c in verdict.network.classes],
         "same": [listed(group) for group in same_maps(audit)],
     }
     return Section("which", "Which maps to use", content, room="demo")

@@ -59,6 +59,7 @@ class ImagePool:
     pictures: Callable[[int], Batch]  # largest number of images; labels if they are explained
     layer: Any
     passes: Mapping[str, Any]  # options of everything that runs the model
+    classes: tuple[str, ...] = ()  # names by number
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def verdict_tags(verdict: Verdict) -> dict[str, str]:
 
     tags = {
         "heatproof.headline": verdict.headline,
-        "heatproof.looks_there": verdict.network.looks_there,
+        "heatproof.network": verdict.network.answer,
         "heatproof.checkpoint": verdict.checkpoint,
         "heatproof.alarms": str(len(verdict.alarms)),
     }

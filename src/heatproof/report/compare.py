@@ -190,7 +190,7 @@ class RunComparison:
             {"name": s.name, "run": str(s.data.folder.path), "model": s.data.model,
              "checkpoint": s.data.checkpoint, "method": s.method or None, "headline": s.headline,
              "methods": {m.method: m.follows for m in s.verdict.methods},
-             "looks_there": s.verdict.network.looks_there}
+             "network": s.verdict.network.answer}
             for s in self.sides
         ]  # fmt: skip
         changes = [

@@ -13,7 +13,7 @@ from heatproof.disk import write_whole
 from heatproof.errors import StoreError
 from heatproof.metrics.stats import mean_interval
 from heatproof.report.pieces import TEMPLATES, output_path
-from heatproof.verdict.answers import LOOKS, WORDS, Test, Verdict
+from heatproof.verdict.answers import USES, WORDS, Test, Verdict
 from heatproof.verdict.data import RunData
 
 MARK = "<!-- heatproof -->"  # of a card that heatproof wrote, and may overwrite
@@ -53,7 +53,7 @@ def card_markdown(data: RunData, verdict: Verdict) -> str:
         "data_set": name,
         "verdict": verdict,
         "words": WORDS,
-        "looks": LOOKS,
+        "uses": USES,
         "limits": LIMITS,
         "voting": voting,
         "votes": [test.title for test in voting(verdict.methods[0].tests)] if verdict.methods else [],
@@ -78,10 +78,10 @@ def _metrics(data: RunData, verdict: Verdict) -> Iterator[dict[str, Any]]:
         for test in voting(answer.tests):
             yield _metric(test, f" ({answer.method})", own)
     network = verdict.network
-    if network.test is not None:
-        name = "the network looks where it should"
-        yield {"type": "looks-there", "name": name, "value": network.looks_there}
-        yield _metric(network.test)
+    if network.is_tested:
+        yield {"type": "looks-there", "name": "the network uses the object", "value": network.answer}
+        for answer in network.classes:
+            yield from (_metric(test, f" ({answer.name})") for test in voting(answer.tests))
 
 
 def _metric(test: Test, of: str = "", args: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The report of a run as one HTML file, which opens from disk and loads nothing.
 
-    verdict, images, next steps -> album -> gallery -> scores -> training, classes, curves, agreement
-    -> provenance, limits, definitions
+    verdict, images, next steps -> what the network uses -> gallery -> scores -> training, classes, curves,
+    agreement -> provenance, limits, definitions
 
 The text and the charts are written here; the script only draws heatmaps, opens folds and keeps in the address
 what is shown. A content policy in the page allows this one script by its hash, styles, and images inside the
@@ -21,6 +21,7 @@ from PIL import Image
 
 from heatproof.disk import write_whole
 from heatproof.errors import InputError, counted
+from heatproof.metrics.evidence_record import EvidenceItem, Example
 from heatproof.report.gallery import MOST, FrontImages, front_images, gallery
 from heatproof.report.pieces import Grid, Piece, Section, asset, fill, named, output_path, policy
 from heatproof.report.sections import (
@@ -34,14 +35,12 @@ from heatproof.report.sections import (
     trajectories,
 )
 from heatproof.show import address
-from heatproof.verdict import follow, look
+from heatproof.verdict import follow, uses
 from heatproof.verdict.alarms import Alarm
-from heatproof.verdict.answers import LOOKS, QUESTIONS, WORDS, Verdict, listed
+from heatproof.verdict.answers import QUESTIONS, USES, WORDS, NetworkAnswer, Verdict, listed
 from heatproof.verdict.data import RunData
 from heatproof.verdict.judge import SEE_NOTES, judge
-from heatproof.verdict.kept_album import Album, ClassPages, CropGroup, read_album
 
-NO_ALBUM = "not computed; heatproof verdict RUN --album creates it"
 NO_METHOD = "Do not show these maps as reasons for predictions: no method follows this network."
 
 
@@ -65,7 +64,7 @@ class ReportPage:
     front: FrontImages | None = None
     paper: bool = False  # without folds
 
-    words, looks, questions = WORDS, LOOKS, QUESTIONS
+    words, uses, questions = WORDS, USES, QUESTIONS
 
     @property
     def title(self) -> str:
@@ -97,10 +96,11 @@ class ReportPage:
     def looked(self) -> str:
         """The short answer to the second question."""
         network = self.verdict.network
-        if network.test is None:
+        if not network.is_tested:
             return "Not tested"
-        words = {"yes": "Yes", "no": "No", "undecided": "Undecided"}
-        return f"{words[network.looks_there]} (n = {network.test.n})"
+        if network.answer == "undecided":
+            return "Judge the evidence below" if network.evidence else "Undecided"
+        return {"yes": "The object", "no": "Something other than the object"}[network.answer]
 
     @property
     def steps(self) -> list[Step]:
@@ -124,7 +124,7 @@ class ReportPage:
 
     @property
     def rules(self) -> str:
-        return "\n\n".join(filter(None, (follow.__doc__, look.__doc__)))
+        return "\n\n".join(filter(None, (follow.__doc__, uses.__doc__)))
 
     def fragments(self) -> dict[str, str]:
         """The parts of the page as HTML, for a page that has the images already."""
@@ -146,7 +146,8 @@ def read_report(
     """All sections of a run. more: sections before its own."""
     rest = [section(data) for section in (scores, trajectories, classes, curves, agreement, made)]
     rest += [limits(data, verdict), definitions(data)]
-    return ReportPage(data, verdict, (*more, album_section(read_album(data.folder))), pictures, rest, front)
+    first = (evidence_section(verdict.network, data.classes), *more)
+    return ReportPage(data, verdict, first, pictures, rest, front)
 
 
 def write_page(
@@ -209,48 +210,45 @@ def embed(content: Any) -> str:
 
 
 @dataclass(frozen=True)
-class CropStrip(Piece):
-    """Crops that the network represents alike, with the effect of painting them over."""
+class EvidenceStrip(Piece):
+    """One thing that the network uses: crops of the donors, recipients before and after, the control."""
 
-    group: CropGroup
-
-    @property
-    def images(self) -> list[tuple[str, str]]:
-        """The id and the data: address of each crop."""
-        return [(crop.id, address(Image.fromarray(crop.pixels))) for crop in self.group.crops]
-
-
-@dataclass(frozen=True)
-class AlbumClass(Piece):
-    """The strips of one class."""
-
-    pages: ClassPages
+    item: EvidenceItem
+    class_name: str
 
     @property
-    def strips(self) -> Sequence[CropStrip]:
-        return [CropStrip(group) for group in self.pages.groups]
+    def title(self) -> str:
+        return self.item.name.capitalize() if self.item.kind == "property" else "Patch"
 
     @property
-    def left_out(self) -> str:
-        """What the strips do not show, in one sentence; "" if they show everything."""
-        in_groups = sum(group.n for group in self.pages.groups)
-        counts = {
-            f"{self.pages.n - in_groups} in {self.pages.others} smaller groups": self.pages.others,
-            f"{self.pages.blank} whose maps mark nothing": self.pages.blank,
-            f"{self.pages.called_otherwise} that are predicted as another class": self.pages.called_otherwise,
-        }
-        texts = [text for text, count in counts.items() if count]
-        return f"Images that are not shown: {', '.join(texts)}." if texts else ""
+    def sentence(self) -> str:
+        return self.item.sentence(self.class_name)
+
+    @property
+    def crops(self) -> list[str]:
+        return [address(Image.fromarray(crop)) for crop in self.item.crops]
+
+    @property
+    def examples(self) -> list[tuple[Example, str, str, str]]:
+        """Each with the addresses of both images, and its title; the control last."""
+        own = [(example, "evidence") for example in self.item.examples]
+        control = [(self.item.control, "control")] if self.item.control else []
+        return [
+            (e, address(Image.fromarray(e.before)), address(Image.fromarray(e.after)), kind)
+            for e, kind in (*own, *control)
+        ]
 
 
-def album_section(album: Album | None) -> Section:
-    """The section of an album, or why there is none."""
+def evidence_section(network: NetworkAnswer, classes: Mapping[int, str]) -> Section:
+    """The section on what the network uses, or why there is none."""
     title = "What the network uses"
-    if album is None:
-        return Section("album", title, missing=NO_ALBUM)
-    if not any(pages.groups for pages in album.classes):
-        return Section("album", title, missing="all maps of correctly classified images are blank")
-    return Section("album", title, {"album": album, "classes": [AlbumClass(p) for p in album.classes]})
+    if not network.is_tested:
+        return Section("evidence", title, missing=network.note)
+    by_class: dict[str, list[EvidenceStrip]] = {}
+    for item in network.evidence:
+        name = classes.get(item.label, f"class {item.label}")
+        by_class.setdefault(name, []).append(EvidenceStrip(item, name))
+    return Section("evidence", title, {"network": network, "classes": by_class})
 
 
 def advice(verdict: Verdict) -> str:
@@ -282,21 +280,15 @@ def _steps(verdict: Verdict) -> Iterator[Step]:
         why = "fix the points above" if note in ("", SEE_NOTES) else note
         yield Step(f"To decide about {listed(methods)}: {why}.")
     network = verdict.network
-    if network.looks_there == "no":
-        away = [answer.name for answer in network.classes if answer.test.answer == "no"]
-        on = f" for {listed(away)}" if away else ""
+    if network.answer == "no":
+        names = listed([answer.name for answer in network.classes if answer.answer == "no"])
         yield Step(
-            f"Find out what the network uses{on}, and have an expert judge it before the network is "
-            "deployed. This command adds crops of what it uses to the report:",
-            "heatproof verdict RUN --album",
+            f"Do not deploy the network before an expert has judged what it uses for {names}: see What the "
+            "network uses. Remove this evidence from the training images, train again, and repeat "
+            "the audit."
         )
-    elif network.looks_there == "undecided" and network.note and verdict.follow != "no":
+    elif network.answer == "undecided" and network.note and verdict.follow != "no":
         yield Step(f"{network.note}.")
-    if network.as_well and verdict.follow == "yes":
-        yield Step(
-            f"Add images with objects away from the centre: control maps ({listed(network.as_well)}) score "
-            "as high as the methods, so the answer to the second question is weak evidence."
-        )
     here = {alarm["name"]: alarm for alarm in verdict.alarms if alarm["checkpoint"] == verdict.checkpoint}
     for name, alarm in here.items():
         yield Step(f"Check the training ({name} at {verdict.checkpoint}): {alarm['sentence']}")
@@ -308,9 +300,10 @@ def _steps(verdict: Verdict) -> Iterator[Step]:
     if verdict.follow == "yes" and not verdict.notes:
         methods = [answer.method for answer in verdict.methods if answer.follows == "yes"]
         rule = "follows" if len(methods) == len(verdict.methods) else f'"follows {methods[0]}"'
+        more = " --rule no-shortcut" * bool(network.is_tested)
         yield Step(
             "Repeat the audit when the network or the images change. In CI, this command fails if the maps "
-            "no longer follow the network:",
-            f"heatproof gate RUN --rule {rule}",
+            "no longer follow the network, or if it uses a shortcut:",
+            f"heatproof gate RUN --rule {rule}{more}",
         )
     yield Step("To share the report, write it as a PDF of at most six pages:", "heatproof report RUN --pdf")

@@ -38,7 +38,7 @@ MOST, TILE = 6, 112  # images, and pixels of each
 MOST_METHODS = 8  # maps beside an image
 WIDEST = 9  # columns of a table of scores
 MOST_PAGES = 6
-LEFT_OUT_FIRST = ("agreement", "curves", "classes", "trajectories", "paperpictures", "album", "scores")
+LEFT_OUT_FIRST = ("agreement", "curves", "classes", "trajectories", "paperpictures", "scores")
 
 
 def write_pdf(

@@ -1,7 +1,7 @@
 """The verdict on a run as data: answers to two questions, with their tests.
 
     Do the maps follow the network?             for each method, without annotations
-    Does the network look where it should?      for the network and each class, if boxes or masks are given
+    What does the network use?                  for the network and each class: "yes" if it is the object
 
 Answers are "yes", "no" or "undecided". `Verdict.as_json` is the file verdict.json of a run folder.
 """
@@ -15,23 +15,24 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from heatproof.errors import UnknownNameError
+from heatproof.metrics.evidence_record import HALF, EvidenceItem
 from heatproof.registry import key_of
 from heatproof.show import plain_table, text
 from heatproof.store.facts import Facts
 from heatproof.verdict.rules import matching
 
-SCHEMA = 1
+SCHEMA = 2
 Answer = Literal["yes", "no", "undecided"]
 HEADLINES = {
     ("yes", "yes"): "The maps reflect what the network uses, and the network uses the object",
-    ("yes", "no"): "The maps reflect what the network uses, and the network does not use the object",
-    ("no", "yes"): "The maps highlight the object, but do not reflect what the network uses",
-    ("no", "no"): "The maps do not reflect what the network uses, and do not highlight the object",
+    ("yes", "no"): "The maps reflect what the network uses, and that is not only the object",
+    ("no", "no"): "The maps do not reflect what the network uses, and that is not only the object",
+    ("undecided", "no"): "The network uses something other than the object",
     ("yes", "undecided"): "The maps reflect what the network uses",
     ("no", "undecided"): "The maps do not reflect what the network uses",
 }
 UNDECIDED = "Undecided whether the maps reflect what the network uses"
-QUESTIONS = ("Do the maps follow the network?", "Does the network look where it should?")
+QUESTIONS = ("Do the maps follow the network?", "What does the network use?")
 PHRASES: dict[Answer, tuple[str, str]] = {
     "yes": ("follows the network", "follow the network"),
     "no": ("does not follow the network", "do not follow the network"),
@@ -39,7 +40,7 @@ PHRASES: dict[Answer, tuple[str, str]] = {
 }
 WORDS = {"yes": "follows", "no": "does not follow", "undecided": "undecided"}
 LOW_ACCURACY = 0.8  # below it the verdict states the accuracy and is not green
-LOOKS = {"yes": "looks at the object", "no": "looks elsewhere", "undecided": "undecided"}
+USES = {"yes": "uses the object", "no": "uses something else", "undecided": "undecided"}
 
 
 @dataclass(frozen=True)
@@ -106,35 +107,40 @@ class MethodAnswer:
 
 @dataclass(frozen=True)
 class ClassAnswer:
-    """Whether the network looks where it should on images of one class."""
+    """What the network uses for one class, or for all classes with few images together."""
 
     label: int | None
     name: str
-    looks_there: Answer
-    test: Test
+    answer: Answer
+    tests: tuple[Test, ...]
+
+    @property
+    def test(self) -> Test:
+        """The test that decided "no", else the transplant test."""
+        return next((test for test in self.tests if test.answer == "no"), self.tests[0])
 
     def __str__(self) -> str:
-        return f"{self.name}: {LOOKS[self.looks_there]}; {self.test}"
+        return f"{self.name}: {USES[self.answer]}; {self.test}"
 
 
 @dataclass(frozen=True)
 class NetworkAnswer:
-    """Whether the network looks where it should, from the methods that follow it."""
+    """Whether the network uses the object, and what was found to turn its answers."""
 
-    looks_there: Answer  # undecided if no method follows
-    maps_lie: Answer = "undecided"  # on the annotations or elsewhere, whether or not the maps follow
+    answer: Answer = "undecided"
     classes: tuple[ClassAnswer, ...] = ()
-    read_from: tuple[str, ...] = ()  # methods
-    test: Test | None = None
-    context: Mapping[str, float] = field(default_factory=dict)  # the same number of the floors
+    read_from: tuple[str, ...] = ()  # methods whose maps chose the patches
+    evidence: tuple[EvidenceItem, ...] = ()
+    has_regions: bool = False  # whether objects are annotated
+    is_tested: bool = False
     note: str = ""
+    inputs: int = 0  # that the tests ran the network on
+    rates: Mapping[str, Any] = field(default_factory=dict)  # measured error rates
 
     @property
-    def as_well(self) -> list[str]:
-        """Floors that score at least as well as the maps, if the maps lie on the annotations."""
-        if self.test is None or self.maps_lie != "yes":
-            return []
-        return [floor for floor, value in self.context.items() if value >= self.test.value]
+    def recurring(self) -> list[EvidenceItem]:
+        """Evidence that recurs nearly unchanged and does not lie on an annotated object."""
+        return [item for item in self.evidence if item.recurring and (item.on_object or 0.0) < HALF]
 
 
 @dataclass(frozen=True)
@@ -184,14 +190,23 @@ class Verdict:
     @property
     def level(self) -> str:
         """The colour of a page: clear, care, stop, or thin if nothing is decided."""
-        if self.follow != "yes":
-            return "thin" if self.follow == "undecided" else "stop"
-        faults = self.alarms_here or self.network.looks_there == "no" or self.labels.faults
+        if "no" in (self.follow, self.network.answer):
+            return "stop"
+        if self.follow == "undecided":
+            return "thin"
+        faults = self.alarms_here or self.labels.faults or self.network.answer != "yes"
         return "care" if faults else "clear"
 
     @property
     def headline(self) -> str:
-        answer = HEADLINES.get((self.follow, self.network.maps_lie), UNDECIDED)
+        answer = HEADLINES.get((self.follow, self.network.answer), UNDECIDED)
+        if self.follow == "yes" and self.network.answer == "undecided":
+            words = (
+                "; judge what it uses"
+                if self.network.recurring
+                else "; whether it uses the object is undecided"
+            )
+            answer += words if self.network.is_tested else "; what it uses was not tested"
         if self.follow != "yes" or not self.labels.faults:
             return answer
         faults = " and ".join(self.labels.faults)
@@ -212,9 +227,6 @@ class Verdict:
         if self.labels.faults and self.follow != "yes":
             faults = " and ".join(self.labels.faults)
             sentences.append(faults[0].upper() + faults[1:])
-        if floors := self.network.as_well:
-            names = listed(floors, most=5)
-            sentences.append(f"Control maps ({names}) score as high, so this is weak evidence")
         return ". ".join(sentences) + "."
 
     @property
@@ -246,7 +258,7 @@ class Verdict:
         return Claim(all(answer.follows == "yes" for answer in answers), "; ".join(map(str, answers)))
 
     def looks_there(self, name: str | None = None) -> Claim:
-        """Whether the network looks where it should; undecided is no.
+        """Whether the network uses the annotated object; undecided is no.
 
         Args:
             name: of a class; by default the network as a whole.
@@ -254,26 +266,33 @@ class Verdict:
         network = self.network
         if name is None:
             why = f" ({network.note})" if network.note else ""
-            return Claim(network.looks_there == "yes", f"the network {LOOKS[network.looks_there]}{why}")
+            return Claim(network.answer == "yes", f"the network {USES[network.answer]}{why}")
         classes = {key_of(answer.name): answer for answer in network.classes}
         if not classes:
-            why = network.note or "no image has a box or a mask"
-            return Claim(False, f"{name}: undecided, because no class was judged ({why})")
+            return Claim(False, f"{name}: undecided, because no class was judged ({network.note})")
         if key_of(name) not in classes:
             known = [answer.name for answer in network.classes]
             raise UnknownNameError("class with an answer in this verdict:", name, known)
         answer = classes[key_of(name)]
-        return Claim(answer.looks_there == "yes", str(answer))
+        return Claim(answer.answer == "yes", str(answer))
+
+    @property
+    def no_shortcut(self) -> Claim:
+        """Whether the interventions found no shortcut: none surely off the object, none that recurs."""
+        network = self.network
+        holds = network.is_tested and network.answer != "no" and not network.recurring
+        return Claim(holds, network.note or "no evidence off the object was found")
 
     def as_json(self) -> dict[str, Any]:
         """The content of verdict.json; NaN becomes null."""
-        network = asdict(self.network) | {
-            "classes": {
-                answer.name: {k: v for k, v in asdict(answer).items() if k != "name"}
-                for answer in self.network.classes
-            }
-        }
-        order = ("looks_there", "maps_lie", "read_from", "test", "context", "classes", "note")
+        own = self.network
+        network = {
+            "answer": own.answer, "read_from": own.read_from, "has_regions": own.has_regions,
+            "is_tested": own.is_tested, "inputs": own.inputs, "note": own.note, "rates": own.rates,
+            "classes": {c.name: {"label": c.label, "answer": c.answer, "tests": [asdict(t) for t in c.tests]}
+                        for c in own.classes},
+            "evidence": [item.summary for item in own.evidence],
+        }  # fmt: skip
         methods = [
             {"method": m.method, "follows": m.follows, "blank": m.blank, "note": m.note,
              "tests": [asdict(t) for t in m.tests]}
@@ -281,7 +300,7 @@ class Verdict:
         ]  # fmt: skip
         return dict(without_nan({
             "schema": SCHEMA, "headline": self.headline, "sentence": self.sentence, "checkpoint":
-            self.checkpoint, "methods": methods, "network": {key: network[key] for key in order}, "labels":
+            self.checkpoint, "methods": methods, "network": network, "labels":
             asdict(self.labels), "alarms": list(self.alarms), "notes": list(self.notes), "warnings":
             list(self.warnings), "rates": dict(self.rates),
         }))  # fmt: skip
@@ -301,7 +320,7 @@ class Verdict:
 
     def _repr_html_(self) -> str:
         rows = [[m.method, WORDS[m.follows], m.why] for m in self.methods]
-        rows += [[c.name, LOOKS[c.looks_there], str(c.test)] for c in self.network.classes]
+        rows += [[c.name, USES[c.answer], str(c.test)] for c in self.network.classes]
         table = plain_table(["of", "answer", "why"], rows) if rows else ""
         alarms = "".join(f"<p>{text('Alarm: ' + alarm['sentence'])}</p>" for alarm in self.alarms_here)
         return f"<h3>{text(self.headline)}</h3><p>{text(self.sentence)}</p>{alarms}{table}"

@@ -20,11 +20,13 @@ from heatproof.disk import valid_unicode
 from heatproof.errors import InputError, StoreError, did_you_mean
 from heatproof.images.duplicates import near_duplicates
 from heatproof.images.findings import entry_id, finding_name
+from heatproof.metrics.evidence_record import FOLDER, EvidenceRecord
 from heatproof.metrics.results import PerClass
 from heatproof.metrics.stats import above_floors, mean_interval
 from heatproof.registry import parse_call
 from heatproof.store.facts import Facts, MetricFacts
 from heatproof.store.folder import RunFolder
+from heatproof.store.ledger import read_record
 from heatproof.store.manifest import Manifest
 from heatproof.verdict.alarms import Alarm, find_alarms
 from heatproof.verdict.trajectory import NAN, Trajectory, class_names, ordered
@@ -255,6 +257,11 @@ class RunData:
         others = [m for m in known if m.is_registered and m.higher_is_better is not None]
         return next(iter([*headlines, *others]), None)
 
+    @cached_property
+    def evidence(self) -> EvidenceRecord | None:
+        """The interventions at this checkpoint; None if there were none."""
+        return read_evidence(self.folder, self.checkpoint)
+
     def class_name(self, label: int | None) -> str:
         other = f"class {label}" if label is None or label >= 0 else "not there"
         return "" if label is None else self.classes.get(label, other)
@@ -339,6 +346,18 @@ def read_run(folder: RunFolder, model: str | None = None, checkpoint: str | None
         alarms=[alarm for alarm in alarms if not facts.is_floor(alarm.method or "")],
         broken=[(row["image"], row["reason"]) for row in broken],
     )
+
+
+def read_evidence(folder: RunFolder, checkpoint: str) -> EvidenceRecord | None:
+    """The record of the metric evidence at a checkpoint; None if the run has none."""
+    for path in sorted((folder.path / FOLDER).glob("*.json")):
+        try:
+            record = EvidenceRecord.from_json(read_record(path))
+        except ValueError as error:
+            raise StoreError(f"cannot read {path}: {error}; run the study again") from error
+        if record.checkpoint == checkpoint:
+            return record
+    return None
 
 
 def order_methods(names: Sequence[str], manifest: Manifest) -> list[str]:

@@ -29,7 +29,17 @@ from heatproof.verdict.alarms import Alarm, find_alarms
 from heatproof.verdict.answers import Answer
 from heatproof.verdict.data import ANSWERS, PAIR, read_run
 from heatproof.verdict.judge import SEE_NOTES, judge
-from heatproof.verdict.rules import ALL, FOLLOWS, LAST, MIN_N, MIN_USABLE, Rule, matching, read_rule
+from heatproof.verdict.rules import (
+    ALL,
+    FOLLOWS,
+    LAST,
+    LOOKS_THERE,
+    MIN_N,
+    MIN_USABLE,
+    Rule,
+    matching,
+    read_rule,
+)
 from heatproof.verdict.trajectory import Trajectory, class_names, models, ordered
 
 OPERATORS: dict[str, Callable[[float, float], bool]] = {
@@ -267,8 +277,14 @@ class _Run:
                 m.method: (m.method, m.follows, min(votes[m.method], default=0), m.note)
                 for m in verdict.methods
             }
+        elif rule.question == LOOKS_THERE:
+            every = {c.label: (c.name, c.answer, c.test.n, note) for c in verdict.network.classes}
         else:
-            every = {c.label: (c.name, c.looks_there, c.test.n, note) for c in verdict.network.classes}
+            n = sum(c.test.n for c in verdict.network.classes)
+            answer: Answer = (
+                "yes" if verdict.no_shortcut else "no" if verdict.network.is_tested else "undecided"
+            )
+            every = {None: ("network", answer, n, note)}
         chosen = [answer for key, answer in every.items() if not names or key in names]
         for of, answer, n, why in chosen or [(" ".join(rule.parts) or "network", "undecided", 0, note)]:
             few = self._too_few(n) if n < self.min_n else ""

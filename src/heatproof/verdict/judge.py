@@ -32,8 +32,8 @@ from heatproof.verdict.follow import (
     per_test_answers,
     rule,
 )
-from heatproof.verdict.look import looks
 from heatproof.verdict.rules import MIN_USABLE
+from heatproof.verdict.uses import network_answer
 
 FILE = "verdict.json"
 CONTRAST = "run `heatproof contrast MODEL IMAGES` to decide"
@@ -99,7 +99,8 @@ def judge(data: RunData, by: FollowRule | None = None) -> Verdict:
     alarms = tuple(asdict(alarm) | {"name": alarm.name} for alarm in data.alarms)
     rates = {key: calibration()[key] for key in ("rates", "population", "made_by")}
     rates |= {"rates": calibration()["rates_alone"]} if stored else {}
-    network = looks(data, following, _untested(data, values, following))
+    record = data.evidence
+    network = network_answer(record, record is not None and bool({*record.methods} & {*following}))
     labels, warnings = _label_agreement(data), (*data.manifest.warnings, *_image_warnings(data))
     return Verdict(data.checkpoint, tuple(methods), network, alarms, notes, rates, labels, warnings)
 

@@ -8,7 +8,8 @@ auc >= 0.9, insertion.gradcam >= 0.3, bl.gradcam <= 0.2    any metric of the run
 auc@epoch05 >= 0.8, auc@5 >= 0.8     at a checkpoint, by name or epoch; @last (the default), @all
 no-alarms, no-alarms(1), no-alarms@last    see alarms.py; of any mechanism or of some, at any checkpoint
 follows, follows gradcam             the verdict: every method's maps follow the network, or this one's
-looks-there, looks-there pneumonia   the network looks where it should, on every class or on this one
+looks-there, looks-there pneumonia   the network uses the annotated object, for every class or for this one
+no-shortcut                          interventions found no evidence off the object, and none that recurs
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from heatproof.store.facts import MethodFacts, MetricFacts
 Registered = Callable[[str], MetricFacts | MethodFacts | None]
 
 LAST, ALL = "last", "all"
-FOLLOWS, LOOKS_THERE = "follows", "looks-there"
-QUESTIONS = (FOLLOWS, LOOKS_THERE, "no-alarms")  # rules without a comparison
+FOLLOWS, LOOKS_THERE, NO_SHORTCUT = "follows", "looks-there", "no-shortcut"
+QUESTIONS = (FOLLOWS, LOOKS_THERE, NO_SHORTCUT, "no-alarms")  # rules without a comparison
 MECHANISMS = frozenset((1, 2, 3))  # of alarms
 MIN_USABLE = 0.95  # of the images that were planned
 MIN_N = 30  # images behind a number, by default; the verdict needs as many
@@ -45,7 +46,7 @@ class Rule:
     checkpoint: str = LAST
     any: bool = False
     mechanisms: frozenset[int] = frozenset()
-    question: str = ""  # of the verdict: follows or looks-there
+    question: str = ""  # of the verdict: follows, looks-there or no-shortcut
 
 
 _NAME = r"""(?:"([^"]+)"|'([^']+)'|([^\s.()<>=@"']+(?:\([^()]*\))?))"""
@@ -66,8 +67,8 @@ def read_rule(text: str) -> Rule:
         at = reader.place() or ALL
         reader.need(r"$", "the end, or mechanisms such as (1) or (2, 3)")
         return Rule(text, checkpoint=at, mechanisms=chosen)
-    if question := reader.take(rf"({FOLLOWS}|{LOOKS_THERE})(?![\w.-])"):
-        name = reader.take(_NAME)
+    if question := reader.take(rf"({FOLLOWS}|{LOOKS_THERE}|{NO_SHORTCUT})(?![\w.-])"):
+        name = None if question[1] == NO_SHORTCUT else reader.take(_NAME)
         at = reader.place() or LAST
         reader.need(r"$", "the end")
         parts = tuple(filter(None, name.groups())) if name else ()

@@ -60,6 +60,7 @@ FLOORS = ("edges", "centre")  # beside `random`, which the verdict cannot do wit
 VOTE = (follow_metric().name, "untrained")  # which share the maps under random weights
 CURVES = ("insertion(steps=20)", "deletion(steps=20)")
 FURTHER = (("randomisation(depths=3)",), ("fragility",))
+EVIDENCE, EVIDENCE_PASSES = "evidence", 30  # inputs per image, at most
 PASSLESS = ("cscore", "auc", "accuracy", "recall", "localise", "structure", "method_agreement")
 LEAST, COMFORTABLE, SOME, MANY = 32, 40, 104, 1000  # images: some decide nothing, so more than ENOUGH
 IMAGES = "images"  # the choice of how many
@@ -216,6 +217,12 @@ class CostModel:
     def decoding(self) -> float:
         return self._trials("random", ()).decoding
 
+    @property
+    def one_pass(self) -> float:
+        """Seconds of the first method's own pass."""
+        self.method(self.first)
+        return self._methods[self.first]
+
     def _timed(self, method: str, group: MetricGroup = ()) -> float:
         return self._trials(method, group).per_image(warm=group == VOTE).seconds
 
@@ -298,6 +305,8 @@ class BudgetPlanner:
 
     def _whole(self, selection: Selection) -> float:
         each = self.costs.image(selection.methods, selection.groups)
+        if EVIDENCE in selection.metrics:
+            each += EVIDENCE_PASSES * self.costs.one_pass
         return selection.images * self.checkpoints * each
 
     def record(self, step: Selection, seconds: float) -> None:
@@ -332,7 +341,8 @@ class BudgetPlanner:
             expensive = with_sufficient_repeats(EXPENSIVE).values()
             rich = self._methods(rich, list(expensive), "many passes per image")
         last = self._count_noted(self._images(rich, self.most))
-        steps = [replace(step, choices=last.choices) for step in (start, small, some, rich, last)]
+        whole = self._evidence(last)
+        steps = [replace(step, choices=whole.choices) for step in (start, small, some, rich, last, whole)]
         before = [self.done, *steps[:-1]]
         return [s for s, old in zip(steps, before, strict=True) if not s.same_run(old)] or [steps[-1]]
 
@@ -356,16 +366,27 @@ class BudgetPlanner:
 
     def _passless(self) -> Iterator[Choice]:
         """Metrics that need no pass, each with the reason against it."""
-        possible = MetricAvailability(self.resolved, self.classes, self.labels)
-        head = self.resolved.model(self.resolved.checkpoints[-1].name).head
         for text in PASSLESS:
-            why = possible.why_not(text)
-            if not why:
-                try:
-                    check_head(read_metrics([text]), head)
-                except HeatproofError as error:
-                    why = str(error)
+            why = self._why_not(text)
             yield Choice(text, not why, why or "needs no extra passes")
+
+    def _why_not(self, text: str) -> str:
+        """Why a metric cannot be computed; "" if it can."""
+        why = MetricAvailability(self.resolved, self.classes, self.labels).why_not(text)
+        if not why:
+            try:
+                check_head(read_metrics([text]), self.resolved.model(self.resolved.checkpoints[-1].name).head)
+            except HeatproofError as error:
+                return str(error)
+        return why
+
+    def _evidence(self, chosen: Selection) -> Selection:
+        """The selection with the interventions, which need all images and therefore come last."""
+        if why := self._why_not(EVIDENCE):
+            return chosen.noting(EVIDENCE, False, why)
+        if EVIDENCE not in chosen.metrics:
+            chosen = replace(chosen, metrics=(*chosen.metrics, EVIDENCE))
+        return chosen.noting(EVIDENCE, True, "what the network uses: moves evidence into other images")
 
     def _methods(
         self, chosen: Selection, names: Sequence[str], why: str, most: int = 99, required: bool = False

@@ -1,0 +1,732 @@
+"""What a network uses: interventions that move, remove or exchange the evidence of correctly answered images.
+
+A donor is a correctly answered image x of class c with a map of c; its recipients R are correctly answered
+images of other classes (8, drawn by the seed). O is the annotated object, where there is one.
+
+    transplant   P: the K x K window with the largest mean of the map, of those of which less than 35 % lies
+                 in O. turned(P) = share of R whose answer becomes c when P is pasted at its own position.
+                 Control: a random window of the same image under the same rule.
+    recurring    the same without the rule about O; patches with turned >= 1/2 that look alike (normalised
+                 correlation of the central part of one inside the other above 0.7) form a group.
+    removal      O painted over with the image's mean colour: share of donors that keep c, and the share of
+                 images of other classes that get c in the same way.
+    exchange     pointing game and inside share of the donor's own map, less the mean over the maps of other
+                 images laid over the same O: centre bias and borders cancel.
+    properties   whole-image properties (properties.py) transferred from donors of c to images of other
+                 classes. Control: the same transfer from a donor of the recipient's own class.
+
+A patch that turns none of the first half of its recipients is not pasted into the others. Images that are
+near-duplicates of an earlier one are no donors. Cite: none; the tests are this project's own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import zip_longest
+from typing import Any, NamedTuple, Unpack
+
+import numpy as np
+import torch
+from PIL import Image
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from heatproof.errors import InputError
+from heatproof.explain.api import explain, is_stored
+from heatproof.explain.baselines import baseline_images, gaussian_blur
+from heatproof.explain.floors import is_floor
+from heatproof.images.duplicates import SIDE, near_duplicates
+from heatproof.metrics.evidence_record import (
+    HALF,
+    LARGEST,
+    PARTNERS,
+    EvidenceItem,
+    EvidenceRecord,
+    Example,
+    ExchangeTest,
+    Numbers,
+    PatchTest,
+    PropertyTest,
+    RemovalTest,
+)
+from heatproof.metrics.kit import Passes, align, as_tensor, pixel_maps
+from heatproof.metrics.properties import FILE_TRANSFERS, region_mask, transfers
+from heatproof.metrics.scene import ImagePool
+from heatproof.models.heads import Multilabel
+from heatproof.models.model import Model, as_model
+from heatproof.models.queue import Queue, all_logits
+from heatproof.models.running import frozen_eval
+from heatproof.registry import metric
+from heatproof.show import pixels
+from heatproof.types import ArrayLike, Batch, Images, Maps, size_of
+
+SIDES = (1 / 5,)  # of the image's shorter side
+OFF_OBJECT = 0.35  # share of a window in O, from which on it lies on the object
+RECIPIENTS = 8
+DONORS = 40  # of each class, at most
+ALIKE = 0.7  # correlation of patches that look alike
+PATCH, CENTRAL = 24, 0.6  # pixels at which patches are compared; side of the central part
+FLAT, FLAT_COLOUR = 0.02, 0.2  # deviation of a patch without contrast, and distance of equal colours
+SURE = 1e-6  # of a probability: log-odds stay between -13.8 and 13.8
+TOP = 5
+BUDGET = 0.2  # of the exchange test's inside share
+FIRST_PAIRS, MORE_PAIRS, PROMISING = 16, 64, 0.2  # of a property, over all classes; excess that gets more
+MOST_ITEMS, MOST_CROPS, MOST_EXAMPLES = 3, 8, 3  # of a class; of an item
+PAINTS = ("blur", "mean")
+METHODS = ("gradcam",)  # whose maps choose the windows
+IN_A_RUN = 400  # images of a checkpoint, at most
+Files = Sequence[Image.Image | None] | None
+
+
+class Pair(NamedTuple):
+    """Images of a transfer: a donor of the class, a recipient, a control donor of the recipient's class."""
+
+    label: int
+    donor: int
+    recipient: int
+    control: int
+
+
+def _in_a_run(function: Callable[..., Any], pool: ImagePool, options: dict[str, Any]) -> EvidenceRecord:
+    """Run the interventions on all images of a checkpoint, by the maps of its first method."""
+    batch = pool.pictures(IN_A_RUN)
+    labels = batch.findings if batch.findings is not None else batch.labels
+    if labels is None:
+        raise InputError("evidence needs labels, and the images have none")
+    own = [name for name in pool.methods if not is_floor(name) and not is_stored(name)]
+    return function(
+        labels, model=pool.model, images=batch.images, methods=own[:1] or METHODS, regions=regions_of(batch),
+        ids=batch.ids, classes=pool.classes, layer=pool.layer, **pool.passes, **options,
+    )  # fmt: skip
+
+
+def regions_of(batch: Batch) -> Tensor | None:
+    """Masks "b H W" of the annotated objects: masks of parts, else boxes; None without annotations."""
+    truth = batch.truth
+    if truth is None or not (truth.masks or truth.boxes):
+        return None
+    if truth.masks:
+        return torch.stack(list(truth.masks.values())).any(0)
+    masks = torch.zeros(len(batch.images), *size_of(batch.images), dtype=torch.bool)
+    for mask, boxes in zip(masks, truth.boxes or (), strict=True):
+        for x0, y0, x1, y1 in boxes:
+            mask[math.floor(y0) : math.floor(y1) + 1, math.floor(x0) : math.floor(x1) + 1] = True
+    return masks
+
+
+@metric(
+    "evidence", needs=("model", "images", "labels"), level="checkpoint", family="Evidence", floors=(),
+    question="network", votes=True, higher_is_better=False, bounds=(-1.0, 1.0), cite="", call=_in_a_run,
+    title="patches off the object that turn other images",
+    parts={"recurring": "recurring patches that turn other images",
+           "property": "largest effect of a whole-image property",
+           "removal": "answers kept without the object, above those of other images",
+           "exchange": "position of the maps above that of other images' maps", "n": "donors"},
+)  # fmt: skip
+def evidence(
+    labels: ArrayLike, *, model: Model | nn.Module, images: Images, maps: Mapping[str, Maps] | None = None,
+    methods: Sequence[str] = METHODS, regions: ArrayLike | None = None, ids: Sequence[str] = (),
+    classes: Sequence[str] = (), files: Files = None, layer: Any = None,
+    sides: Sequence[float] = SIDES, donors: int = DONORS, recipients: int = RECIPIENTS, seed: int = 0,
+    **passes: Unpack[Passes],
+) -> EvidenceRecord:  # fmt: skip
+    """Run all interventions on one network.
+
+    Args:
+        labels: "b" classes, or "b k" of 0 and 1 for multi-label images.
+        model, images: the network, and its images, model-ready "b c H W".
+        maps: by method, of each image's own class, from `hp.explain`; default: `methods` are computed.
+        methods: whose maps choose the windows: name those that follow the network.
+        regions: "b H W", the annotated objects; an image without a pixel has no annotation.
+        ids, classes: names of the images, and of the classes by number.
+        files: the image files as they were before preprocessing, for their size and compression.
+        layer: of CAMs, as for hp.explain.
+        sides: of the windows, as shares of the image's shorter side.
+        donors, recipients: the largest number of donors of each class, and of recipients of each donor.
+        seed: of recipients, control windows and pairs.
+        passes: batch_size and progress, as for hp.explain.
+
+    Returns:
+        Numbers of every donor, and what was found, with images.
+
+    Example:
+        >>> network = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        >>> images = torch.eye(3).repeat(2, 1).view(6, 3, 1, 1) + 0.1 * torch.rand(6, 3, 16, 16)
+        >>> record = evidence([0, 1, 2] * 2, model=network, images=images, methods=["gradient"])
+        >>> record.answered, len(record.label)
+        (6, 6)
+    """
+    study = _prepare(as_model(model), images, labels, maps, methods, regions, layer, donors, recipients,
+                     seed, passes)  # fmt: skip
+    off = tuple(study.transplant(side, off_object=True) for side in sides)
+    anywhere = tuple(study.transplant(side, off_object=False) for side in sides) if study.has_regions else off
+    tests = study.properties(files)
+    names = tuple(ids) or tuple(map(str, range(len(study.images))))
+    record = EvidenceRecord(
+        names, tuple(classes), tuple(study.methods), tuple(study.image.tolist()), tuple(study.label.tolist()),
+        study.has_regions, off, anywhere, study.removal(), study.exchange(), tests,
+        answered=int(study.is_right.any(1).sum()),
+    )  # fmt: skip
+    items = [*study.patch_items(record), *study.property_items(record, files)]
+    return replace(record, items=tuple(items), inputs=study.inputs[0])
+
+
+def _prepare(
+    model: Model, images: Images, labels: ArrayLike, maps: Mapping[str, Maps] | None,
+    methods: Sequence[str], regions: ArrayLike | None, layer: Any, donors: int, recipients: int, seed: int,
+    passes: Passes,
+) -> Interventions:  # fmt: skip
+    inputs = model.check_images(images).to(model.device)
+    if inputs.ndim != 4:
+        raise InputError("interventions on evidence need 2D images, and these are volumes")
+    model.head.need_classes("the test of what the network uses")
+    logits = all_logits(model, inputs, **passes)
+    given = as_tensor(labels).cpu()
+    if len(given) != len(inputs):
+        raise InputError(f"there are {len(given)} labels for {len(inputs)} images; give one for each")
+    width = model.head.targets(logits.shape[1])
+    if given.ndim == 1:
+        if int(given.min()) < 0 or int(given.max()) >= width:
+            raise InputError(
+                f"labels reach from {int(given.min())} to {int(given.max())}, but the network has the "
+                f"classes 0 to {width - 1}; order the labels as its outputs"
+            )
+        truth = F.one_hot(given.long(), width).bool()
+    else:
+        truth = given.bool()
+    says = answers(model, logits).cpu()
+    # An image is a donor of a class that it has and gets, and a recipient of classes that it has not
+    # and does not get; with one class per image, recipients must be answered correctly too.
+    is_right, is_other = truth & says, ~truth & ~says
+    if given.ndim == 1:
+        is_other &= is_right.any(1, keepdim=True)
+    thumbnails = F.interpolate(inputs.float().cpu(), (SIDE, SIDE), mode="area")
+    shown = pixels(thumbnails, model.preprocess if model.preprocess.channels == inputs.shape[1] else None)
+    is_first = torch.from_numpy(near_duplicates(shown) == np.arange(len(shown)))
+    rng = np.random.default_rng(seed)
+    image, label, chosen = [], [], []
+    for c in is_right.any(0).nonzero().flatten().tolist():
+        own = (is_right[:, c] & is_first).nonzero().flatten().numpy()
+        others = (is_other[:, c] & is_first).nonzero().flatten().numpy()
+        if not len(others):
+            continue
+        own = own if len(own) <= donors else np.sort(rng.permutation(own)[:donors])
+        for i in own.tolist():
+            image.append(i)
+            label.append(c)
+            chosen.append(np.resize(rng.permutation(others), recipients)[:recipients])
+    if not image:
+        raise InputError(
+            f"no image can be tested: {int(is_right.any(1).sum())} of {len(inputs)} images are answered "
+            "correctly, and correct images of at least two classes are needed; give more labelled images"
+        )
+    rows, targets = torch.tensor(image), torch.tensor(label)
+    if maps is None:
+        maps = explain(
+            model, inputs[rows.to(inputs.device)], list(methods), targets, layer=layer, seed=seed, **passes
+        )
+    else:
+        maps = {name: own.take(rows) for name, own in maps.items()}
+        if any(not torch.equal(own.explained.cpu(), targets) for own in maps.values()):
+            raise InputError("the maps explain other classes than the labels; explain the labels")
+    size = size_of(inputs)
+    heat = torch.stack([pixel_maps(own, size).to(inputs.device) for own in maps.values()]).mean(0)
+    inside = None
+    if regions is not None:
+        inside = align(regions, size, inputs, "regions").expand(len(inputs), *size)
+        inside = inside if bool(inside.any()) else None
+    return Interventions(
+        model, inputs, logits, is_right, is_other, np.array(image), np.array(label), np.stack(chosen), heat,
+        inside, list(maps), seed, passes, [len(inputs) + len(image)],
+    )  # fmt: skip
+
+
+def answers(model: Model, logits: Tensor) -> Tensor:
+    """Bool tensor "b k": the predicted class, or the predicted labels."""
+    if isinstance(model.head, Multilabel):
+        return model.head.positive(logits)
+    return F.one_hot(model.predicted(logits), model.head.targets(logits.shape[1])).bool()
+
+
+@dataclass(frozen=True)
+class Interventions:
+    """Donors, their recipients and maps, and the tests on them."""
+
+    model: Model
+    images: Tensor  # "b c H W"
+    logits: Tensor  # "b k"
+    is_right: Tensor  # "b k" bool: has this class and gets it
+    is_other: Tensor  # "b k" bool: has not this class and does not get it
+    image: np.ndarray  # "e": of each donor
+    label: np.ndarray  # "e"
+    recipients: np.ndarray  # "e r": images
+    heat: Tensor  # "e H W": mean of the normalised maps
+    regions: Tensor | None  # "b H W" bool
+    methods: list[str]
+    seed: int
+    passes: Passes
+    inputs: list[int]  # number of inputs so far, one entry
+
+    @property
+    def has_regions(self) -> bool:
+        return self.regions is not None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return int(self.images.shape[-2]), int(self.images.shape[-1])
+
+    @cached_property
+    def odds(self) -> Tensor:
+        """Tensor "b k" on the host: log-odds of every class of the unchanged images."""
+        return self.model.probabilities(self.logits).clamp(SURE, 1 - SURE).logit().cpu()
+
+    @cached_property
+    def annotated(self) -> Tensor:
+        """Bool tensor "b": images with a region."""
+        if self.regions is None:
+            return torch.zeros(len(self.images), dtype=torch.bool)
+        return self.regions.flatten(1).any(1).cpu()
+
+    def outcomes(self, count: int, make: Callable[[Tensor], Tensor], label: np.ndarray) -> np.ndarray:
+        """Array "count 3": whether class label[j] is answered, is among the first five, and its log-odds."""
+        if not count:
+            return np.zeros((0, 3))
+        targets, model = torch.from_numpy(np.asarray(label)).to(self.images.device), self.model
+
+        def read(logits: Tensor, start: int, stop: int) -> Tensor:
+            own, table = targets[start:stop, None], model.probabilities(logits)
+            above = (table > table.gather(1, own)).sum(1)
+            chance = table.gather(1, own)[:, 0].clamp(SURE, 1 - SURE).logit()
+            return torch.stack([answers(model, logits).gather(1, own)[:, 0], above < TOP, chance], 1).float()
+
+        queue = Queue(model, self.size, **self.passes)
+        with frozen_eval(model.module):
+            jobs = torch.arange(count, device=self.images.device)
+            result = queue.predict(count, lambda start, stop: make(jobs[start:stop]), read)
+        self.inputs[0] += count
+        return np.asarray(result.double().cpu().numpy())
+
+    def transplant(self, side: float, off_object: bool) -> PatchTest:
+        """Transplants of windows of one size."""
+        k = max(1, round(side * min(self.size)))
+        means = F.avg_pool2d(self.heat[:, None], k, stride=1)[:, 0].cpu()
+        shares = torch.full_like(means, math.nan)
+        if self.regions is not None:
+            covered = self.regions[torch.from_numpy(self.image).to(self.regions.device)].float()
+            shares = F.avg_pool2d(covered[:, None], k, stride=1)[:, 0].cpu()
+            shares[~self.annotated[torch.from_numpy(self.image)]] = math.nan
+        allowed = torch.ones_like(means, dtype=torch.bool)
+        if off_object and self.regions is not None:
+            allowed = shares < OFF_OBJECT  # False for NaN: an image without a region has no window
+        means = means.masked_fill(~allowed, -1)
+        best = means.flatten(1).argmax(1).numpy()
+        has = (means.flatten(1).amax(1) > 0).numpy()
+        rng = np.random.default_rng((self.seed, k, off_object))
+        wide = means.shape[-1]
+        random = [int(rng.choice(np.flatnonzero(own))) if known else 0
+                  for own, known in zip(allowed.flatten(1).numpy(), has, strict=True)]  # fmt: skip
+        tops, controls = (np.stack(np.divmod(np.array(at), wide), 1) for at in (best, random))
+        own, own_soft = self._pasted(k, tops, has, feather=True)
+        control, _ = self._pasted(k, controls, has)
+        over = shares.flatten(1).numpy()[np.arange(len(best)), best]
+        corners = [(int(y), int(x)) if known else (-1, -1) for (y, x), known in zip(tops, has, strict=True)]
+        partners, groups = self._alike(k, corners, own[0])
+        return PatchTest(
+            k, tuple(corners), *map(numbers, (*own, *control, own_soft, np.where(has, over, np.nan))),
+            partners, groups,
+        )  # fmt: skip
+
+    def _pasted(
+        self, k: int, corners: np.ndarray, has: np.ndarray, feather: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Array "3 e": share turned, share among the first five, mean gain; and turned if feathered."""
+        n, count = len(corners), self.recipients.shape[1]
+        table = np.full((n, count, 3), np.nan)
+        half = (count + 1) // 2
+        first = [(e, r) for e in np.flatnonzero(has).tolist() for r in range(half)]
+        self._paste_into(table, first, k, corners)
+        promising = np.flatnonzero(np.nan_to_num(table[:, :half, 0]).any(1)).tolist()
+        self._paste_into(table, [(e, r) for e in promising for r in range(half, count)], k, corners)
+        before = self.odds.numpy()[self.recipients, self.label[:, None]]
+        table[..., 2] -= before
+        # A patch that turns none of the first half counts as turning none of the others.
+        turned, top5 = (
+            np.nansum(table[..., i], 1) / np.where(i == 0, count, np.isfinite(table[..., i]).sum(1).clip(1))
+            for i in (0, 1)
+        )
+        gain = np.nansum(table[..., 2], 1) / np.isfinite(table[..., 2]).sum(1).clip(1)
+        shares = np.where(has, np.stack([turned, top5, gain]), np.nan)
+        soft = np.full(n, np.nan)
+        strong = np.flatnonzero(np.nan_to_num(shares[0]) >= HALF).tolist() if feather else []
+        if strong:
+            again = np.full((n, count, 3), np.nan)
+            self._paste_into(again, [(e, r) for e in strong for r in range(count)], k, corners, soft=True)
+            soft[strong] = again[strong, :, 0].mean(1)
+        return shares, soft
+
+    def _paste_into(
+        self, table: np.ndarray, jobs: list[tuple[int, int]], k: int, corners: np.ndarray, soft: bool = False
+    ) -> None:
+        """Fill table[e, r] with the outcomes of pasting donor e's window into its recipient r."""
+        if not jobs:
+            return
+        e, r = np.array(jobs).T
+        to = self.recipients[e, r]
+        make = self._paste(self.image[e], to, k, corners[e], soft)
+        table[e, r] = self.outcomes(len(jobs), make, self.label[e])
+
+    def _paste(
+        self, donors: np.ndarray, recipients: np.ndarray, k: int, corners: np.ndarray, soft: bool = False
+    ) -> Callable[[Tensor], Tensor]:
+        """Function that builds inputs: recipients with the donors' windows at their own positions."""
+        at = self.images.device
+        source, target, corner = (
+            torch.from_numpy(np.asarray(x)).to(at) for x in (donors, recipients, corners)
+        )
+        rows, columns = (torch.arange(n, device=at) for n in self.size)
+
+        def make(jobs: Tensor) -> Tensor:
+            top, left = corner[jobs, 0, None], corner[jobs, 1, None]
+            tall, broad = (rows >= top) & (rows < top + k), (columns >= left) & (columns < left + k)
+            inside = (tall[:, :, None] & broad[:, None, :])[:, None]
+            given, changed = self.images[source[jobs]], self.images[target[jobs]]
+            if not soft:
+                return torch.where(inside, given, changed)
+            return torch.lerp(changed, given, gaussian_blur(inside.to(changed.dtype), k / 8))
+
+        return make
+
+    def _alike(
+        self, k: int, corners: Sequence[tuple[int, int]], turned: np.ndarray
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """By donor: near-identical patches of its class among those that turn half; number of its group."""
+        n = len(corners)
+        partners, groups, number = np.zeros(n, int), np.full(n, -1), 0
+        for c in np.unique(self.label):
+            own = np.flatnonzero((self.label == c) & (np.nan_to_num(turned) >= HALF))
+            if not len(own):
+                continue
+            alike = similarities(torch.cat([self._patch(int(e), k, corners[e]) for e in own])).numpy() > ALIKE
+            np.fill_diagonal(alike, True)
+            partners[own] = alike.sum(1) - 1
+            _, parts = connected_components(alike)
+            groups[own] = number + parts
+            number += int(parts.max()) + 1
+        return tuple(partners.tolist()), tuple(groups.tolist())
+
+    def _patch(self, donor: int, k: int, corner: tuple[int, int]) -> Tensor:
+        """The donor's window at the size at which patches are compared, "1 c PATCH PATCH"."""
+        top, left = corner
+        window = self.images[int(self.image[donor])][None, :, top : top + k, left : left + k].float().cpu()
+        return F.interpolate(window, (PATCH, PATCH), mode="bilinear", antialias=True, align_corners=False)
+
+    def removal(self) -> RemovalTest | None:
+        """Answers of annotated images after their region is painted over with the mean colour."""
+        if self.regions is None:
+            return None
+        rows = self.annotated.nonzero().flatten()
+        painted = baseline_images(self.model, self.images, "mean")
+        at = rows.to(self.images.device)
+
+        def make(jobs: Tensor) -> Tensor:
+            which = at[jobs]
+            assert self.regions is not None
+            return torch.where(self.regions[which][:, None], painted[which], self.images[which])
+
+        kinds = sorted(set(self.label.tolist()))
+        says = np.zeros((len(self.images), self.is_right.shape[1]), bool)
+        queue = Queue(self.model, self.size, **self.passes)
+        with frozen_eval(self.model.module):
+            jobs = torch.arange(len(rows), device=at.device)
+            logits = queue.predict(
+                len(rows), lambda start, stop: make(jobs[start:stop]), lambda logits, *_: logits
+            )
+        self.inputs[0] += len(rows)
+        says[rows.numpy()] = answers(self.model, logits).cpu().numpy()
+        known = self.annotated.numpy()
+        kept = np.where(known[self.image], says[self.image, self.label].astype(float), np.nan)
+        other = self.is_other.numpy() & known[:, None]
+        others = {c: (int(other[:, c].sum()), int((other[:, c] & says[:, c]).sum())) for c in kinds}
+        return RemovalTest(numbers(kept), others)
+
+    def exchange(self) -> ExchangeTest | None:
+        """Position scores of each donor's map, less those of other images' maps on the same region."""
+        if self.regions is None:
+            return None
+        n, heat = len(self.image), self.heat.flatten(1).cpu()
+        places = torch.from_numpy(self.image)
+        regions = self.regions.flatten(1).cpu()[places].float()
+        budget = max(1, int(BUDGET * heat.shape[1]))
+        best = heat.topk(budget, dim=1).indices
+        marked = torch.zeros_like(heat).scatter_(1, best, 1.0) * (heat > 0)
+        inside = (regions @ marked.T) / marked.sum(1).clamp(min=1)  # "e e": region of i, map of j
+        pointing = regions[:, heat.argmax(1)]
+        other = torch.from_numpy(self.image[:, None] != self.image[None, :]) & (heat.amax(1) > 0)[None]
+        defined = (self.annotated[places] & (heat.amax(1) > 0) & other.any(1)).numpy()
+        columns = []
+        for table in (pointing, inside):
+            usual = (table * other).sum(1) / other.sum(1).clamp(min=1)
+            columns.append(
+                np.where(defined, (table[torch.arange(n), torch.arange(n)] - usual).numpy(), np.nan)
+            )
+        return ExchangeTest(*map(numbers, columns))
+
+    @cached_property
+    def colours(self) -> Tensor:
+        """The images in [0, 1] if the preprocessing is known, else as they are."""
+        return self.model.preprocess.restore(self.images) if self.is_restored else self.images
+
+    @property
+    def is_restored(self) -> bool:
+        return self.model.preprocess.channels == self.images.shape[1]
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """Tensor "b H W": 1 off the object, from which properties are estimated."""
+        if self.regions is None:
+            return torch.ones(len(self.images), *self.size, device=self.images.device)
+        return (~self.regions).float()
+
+    def properties(self, files: Files) -> tuple[PropertyTest, ...]:
+        """Transfers of whole-image properties; promising ones get more pairs."""
+        pairs, tests = self._pairs(), []
+        for name in (*transfers(self.size, self.has_regions), *(FILE_TRANSFERS if files else ())):
+            usable = [pair for pair in pairs if self._has_property(name, pair, files)]
+            first = usable[: max(FIRST_PAIRS, 2 * len({pair.label for pair in usable}))]
+            turned = self._transferred(name, first, files)
+            promising = {c for c in {pair.label for pair in first} if _excess(first, turned, c) >= PROMISING}
+            more = [pair for pair in usable[len(first) :] if pair.label in promising][:MORE_PAIRS]
+            turned = np.concatenate([turned, self._transferred(name, more, files)]).astype(bool)
+            columns = zip(*[*first, *more], strict=True) if first else [()] * 4
+            label, donor, recipient, _ = map(tuple, columns)
+            tests.append(PropertyTest(name, label, donor, recipient, *map(tuple, turned.T.tolist())))
+        return tuple(tests)
+
+    def _pairs(self) -> list[Pair]:
+        """Pairs of donors and recipients with a control donor, classes in turn."""
+        rng, right = np.random.default_rng((self.seed, 1)), self.is_right.numpy()
+        by_class: dict[int, list[Pair]] = {}
+        for c in np.unique(self.label).tolist():
+            pairs = []
+            for e in np.flatnonzero(self.label == c).tolist():
+                for recipient in self.recipients[e].tolist():
+                    # Of the recipient's own class; with several labels, any image without this label.
+                    alike = right[:, right[recipient]].any(1) if right[recipient].any() else True
+                    own = np.flatnonzero(alike & self.is_other[:, c].numpy())
+                    own = own[own != recipient]
+                    if len(own):
+                        pairs.append(Pair(c, int(self.image[e]), recipient, int(rng.choice(own))))
+            by_class[c] = [pairs[i] for i in rng.permutation(len(pairs))]
+        return [pair for row in zip_longest(*by_class.values()) for pair in row if pair is not None]
+
+    def _has_property(self, name: str, pair: Pair, files: Files) -> bool:
+        """Whether both donors have the region off their object, or a file."""
+        if name in FILE_TRANSFERS:
+            return bool(files) and all(files[i] is not None for i in pair[1:])
+        mask = region_mask(name, self.size)
+        if self.regions is None or (mask is None and name != "background"):
+            return True
+        if mask is None:
+            return bool(self.annotated[list(pair[1:])].all())
+        inside = self.regions[[pair.donor, pair.control]][:, mask.to(self.regions.device)].float().mean(1)
+        return bool((inside < OFF_OBJECT).all())
+
+    def _transferred(self, name: str, pairs: Sequence[Pair], files: Files) -> np.ndarray:
+        """Array "p 2": whether the answer becomes the class, by the donor and by the control donor."""
+        if not pairs:
+            return np.zeros((0, 2))
+        label, donor, recipient, control = np.array(pairs).T
+        made = self._transfer(name, np.concatenate([donor, control]), np.tile(recipient, 2), files)
+        return self.outcomes(2 * len(pairs), made, np.tile(label, 2))[:, 0].reshape(2, -1).T
+
+    def _transfer(
+        self, name: str, source: np.ndarray, target: np.ndarray, files: Files
+    ) -> Callable[[Tensor], Tensor]:
+        """Function that builds inputs: targets with the property of the sources."""
+        preprocess, at = self.model.preprocess, self.images.device
+        in_tensors = transfers(self.size, self.has_regions)
+
+        def make(jobs: Tensor) -> Tensor:
+            to, other = (which[jobs.cpu().numpy()] for which in (target, source))
+            if name in FILE_TRANSFERS:
+                assert files
+                both = zip(to, other, strict=True)
+                return torch.stack(
+                    [preprocess(FILE_TRANSFERS[name](files[i], files[j])) for i, j in both]
+                ).to(at)
+            to, other = (torch.from_numpy(which).to(at) for which in (to, other))
+            changed = in_tensors[name](
+                self.colours[to], self.colours[other], self.weights[to], self.weights[other]
+            )
+            return preprocess.normalise(changed.clamp(0, 1)) if self.is_restored else changed
+
+        return make
+
+    def patch_items(self, record: EvidenceRecord) -> list[EvidenceItem]:
+        """Groups of patches that turn half of their recipients, the largest of each class first."""
+        items: list[EvidenceItem] = []
+        tests = [(record.anywhere[-1], True)]
+        if self.has_regions:  # windows on the object are only listed from the search without a rule
+            tests = [(record.off_object[-1], True), (record.anywhere[-1], False)]
+        for c in np.unique(self.label).tolist():
+            for test, every in tests:
+                listed = (self.label == c) & (
+                    every | (np.nan_to_num(np.array(test.on_object, float)) >= OFF_OBJECT)
+                )
+                groups = np.where(listed, np.array(test.group), -1)
+                numbers, counts = np.unique(groups[groups >= 0], return_counts=True)
+                recurring = numbers[counts > PARTNERS][np.argsort(-counts[counts > PARTNERS], kind="stable")]
+                items += [self._patch_item(record, test, np.flatnonzero(groups == g), True)
+                          for g in recurring[:MOST_ITEMS]]  # fmt: skip
+                others = np.flatnonzero((groups >= 0) & ~np.isin(groups, recurring))
+                if len(others):
+                    items.append(self._patch_item(record, test, others, False))
+        return items
+
+    def _patch_item(
+        self, record: EvidenceRecord, test: PatchTest, donors: np.ndarray, recurring: bool
+    ) -> EvidenceItem:
+        c, count = int(self.label[donors[0]]), self.recipients.shape[1]
+        turned, control = (np.array(column, float)[donors] for column in (test.turned, test.control_turned))
+        corners = np.array(test.corners)[donors]
+        over = np.array(test.on_object, float)[donors]
+        order = np.argsort(-turned, kind="stable")
+        chosen = donors[order][:MOST_EXAMPLES]
+        own = self._examples(record, chosen, test.side, corners[order][:MOST_EXAMPLES], wanted=c)
+        beside = self._examples(record, chosen[:1], test.side, self._controls(test, chosen[:1]), wanted=None)
+        painted = self._painted(test.side, donors, corners)
+        elsewhere = self._painted(test.side, donors, self._controls(test, donors))
+        drawn = self._drawn(
+            self.images[torch.from_numpy(self.image[donors[order][:MOST_CROPS]]).to(self.images.device)]
+        )
+        cuts = zip(drawn, corners[order][:MOST_CROPS].tolist(), strict=True)
+        crops = tuple(image[top : top + test.side, left : left + test.side] for image, (top, left) in cuts)
+        return EvidenceItem(
+            "patch", "", c, len(donors), int((self.label == c).sum()), len(donors) * count,
+            round(float(turned.sum() * count)), len(donors) * count, round(float(np.nansum(control) * count)),
+            recurring, None if np.isnan(over).all() else float(np.nanmean(over)), len(donors),
+            int(painted.sum()), int(elsewhere.sum()), crops, own, beside[0] if beside else None,
+        )  # fmt: skip
+
+    def _controls(self, test: PatchTest, donors: np.ndarray) -> np.ndarray:
+        """Windows of the donors far from their own: mirrored at the centre of the image."""
+        corners = np.array(test.corners)[donors]
+        return np.array([self.size[0] - test.side, self.size[1] - test.side]) - corners
+
+    def _painted(self, k: int, donors: np.ndarray, corners: np.ndarray) -> np.ndarray:
+        """Bool "d": whether painting the window over changes the donor's answer, by blur or mean colour."""
+        images = self.images[torch.from_numpy(self.image[donors]).to(self.images.device)]
+        where = torch.zeros(len(donors), *self.size, dtype=torch.bool, device=images.device)
+        for mask, (top, left) in zip(where, corners.tolist(), strict=True):
+            mask[top : top + k, left : left + k] = True
+        inputs = torch.cat(
+            [
+                torch.where(where[:, None], baseline_images(self.model, images, paint), images)
+                for paint in PAINTS
+            ]
+        )
+        says = self.outcomes(len(inputs), lambda jobs: inputs[jobs], np.tile(self.label[donors], len(PAINTS)))
+        return np.asarray((says[:, 0] == 0).reshape(len(PAINTS), -1).any(0))
+
+    def _drawn(self, images: Tensor) -> np.ndarray:
+        """Images "b h w 3" uint8, at most LARGEST pixels wide."""
+        shown = self.model.preprocess if self.model.preprocess.channels == images.shape[1] else None
+        scale = min(1.0, LARGEST / max(self.size))
+        if scale < 1:
+            images = F.interpolate(images.float(), scale_factor=scale, mode="bilinear", antialias=True)
+        return pixels(images, shown)
+
+    def _examples(
+        self, record: EvidenceRecord, donors: np.ndarray, k: int, corners: np.ndarray, wanted: int | None
+    ) -> tuple[Example, ...]:
+        """For each donor, a recipient before and after; if possible one whose answer becomes `wanted`."""
+        examples = []
+        for e, corner in zip(donors.tolist(), corners, strict=True):
+            to = self.recipients[e]
+            make = self._paste(np.repeat(self.image[e], len(to)), to, k, np.tile(corner, (len(to), 1)))
+            examples.append(self._example(record, int(self.image[e]), to, make, wanted))
+        return tuple(examples)
+
+    def _example(
+        self,
+        record: EvidenceRecord,
+        donor: int,
+        to: np.ndarray,
+        make: Callable[[Tensor], Tensor],
+        wanted: int | None,
+    ) -> Example:
+        after = make(torch.arange(len(to), device=self.images.device))
+        logits = all_logits(self.model, after, **self.passes)
+        self.inputs[0] += len(to)
+        says = self.model.predicted(logits).cpu().numpy()
+        at = int(np.argmax(says == wanted)) if wanted is not None else 0
+        before = self.images[int(to[at])][None]
+        drawn = self._drawn(torch.cat([before, after[at][None].to(before)]))
+        names = [
+            record.class_name(int(c))
+            for c in (self.model.predicted(self.logits[int(to[at])][None])[0], says[at])
+        ]
+        return Example(record.ids[donor], record.ids[int(to[at])], drawn[0], drawn[1], *names)
+
+    def property_items(self, record: EvidenceRecord, files: Files) -> list[EvidenceItem]:
+        """Properties that turn more recipients than their controls do, by class, the strongest first."""
+        items = []
+        for test in record.properties:
+            label, donor, recipient, turned, control = map(np.array, (
+                test.label, test.donor, test.recipient, test.turned, test.control,
+            ))  # fmt: skip
+            for c in np.unique(label).tolist():
+                own = label == c
+                n, hits = int(own.sum()), np.flatnonzero(own & turned & ~control)[:MOST_EXAMPLES]
+                if n < FIRST_PAIRS // 2 or turned[own].mean() - control[own].mean() < PROMISING:
+                    continue
+                examples = []
+                for i, j in zip(donor[hits].tolist(), recipient[hits].tolist(), strict=True):
+                    make = self._transfer(test.name, np.array([i]), np.array([j]), files)
+                    examples.append(self._example(record, i, np.array([j]), make, c))
+                crops = tuple(self._drawn(self.images[donor[hits].tolist()])) if len(hits) else ()
+                items.append(EvidenceItem(
+                    "property", test.name, c, len(set(donor[own].tolist())), int((self.label == c).sum()), n,
+                    int(turned[own].sum()), n, int(control[own].sum()), crops=crops, examples=tuple(examples),
+                ))  # fmt: skip
+        return sorted(items, key=lambda item: (item.label, item.control_turned - item.turned))
+
+
+def numbers(column: np.ndarray) -> Numbers:
+    """A column of a record: NaN becomes None, which JSON can hold."""
+    return tuple(None if math.isnan(value) else value for value in column.tolist())
+
+
+def _excess(pairs: Sequence[Pair], turned: np.ndarray, label: int) -> float:
+    own = np.array([pair.label == label for pair in pairs])
+    return float((turned[own, 0] - turned[own, 1]).mean())
+
+
+def similarities(patches: Tensor) -> Tensor:
+    """Table "n n": best shifted normalised correlation of the central part of one patch inside the other.
+
+    patches: "n c PATCH PATCH". A central part without contrast is like a patch that has its colour.
+
+    >>> patch = torch.rand(1, 3, 24, 24, generator=torch.Generator().manual_seed(0))
+    >>> similarities(torch.cat([patch, patch.roll(2, 3)])).round(decimals=3)[0, 1]
+    tensor(1.)
+    """
+    edge = round((1 - CENTRAL) / 2 * PATCH)
+    parts = patches[..., edge : PATCH - edge, edge : PATCH - edge].double()
+    whole, count = patches.double(), parts[0].numel()
+    centred = parts - parts.mean((1, 2, 3), keepdim=True)
+    norms = centred.flatten(1).norm(dim=1)
+    ones = torch.ones(1, *parts.shape[1:], dtype=torch.float64)
+    sums, squares = F.conv2d(whole, ones), F.conv2d(whole**2, ones)
+    spread = (squares - sums**2 / count).clamp(min=0).sqrt()
+    correlation = F.conv2d(whole, centred) / (spread * norms[None, :, None, None]).clamp(min=SURE)
+    flat = (norms < FLAT * math.sqrt(count))[None, :] & (spread.flatten(1).amin(1) < FLAT * math.sqrt(count))[
+        :, None
+    ]
+    colour = torch.cdist(whole.mean((2, 3)), parts.mean((2, 3)), p=math.inf)
+    best = torch.where(flat, (colour < FLAT_COLOUR).double(), correlation.flatten(2).amax(2))
+    return torch.maximum(best, best.T).float()

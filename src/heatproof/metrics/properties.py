@@ -1,0 +1,176 @@
+"""Whole-image properties that may carry a class, and how one image takes them over from another.
+
+Evidence without a place: no window holds a tint, a frame or a blur. Each function takes the images that shall
+change ("n c H W" in [0, 1]), the images whose property they get, and weights of the pixels from which
+statistics are estimated: 1 off the object, 0 on it (all 1 without annotations). With annotations, colours,
+illumination, sharpness and noise are thus those of the background, so that an object whose own colour is its
+class is no finding.
+
+    colour         mean and standard deviation of each channel
+    illumination   the image under a Gaussian of 1/6 of its side
+    background     everything off the object; the other image's object is filled by its surroundings
+    frame          an outer frame of 1/14 of the side
+    corner, edge   a square of 1/5 of the side, a strip of 1/8
+    sharpness      mean absolute Laplacian relative to the contrast, reached by blurring or sharpening
+    noise          standard deviation of noise (Immerkaer 1996), added where the other image has more
+    size           height and width of the image file, before preprocessing
+    compression    quantisation tables of a JPEG file
+
+The last two read image files, so a caller passes them; the others need tensors alone.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F
+
+from heatproof.explain.baselines import gaussian_blur
+
+FRAME, CORNER, EDGE, ILLUMINATION = 1 / 14, 1 / 5, 1 / 8, 1 / 6  # of the image's side
+BLURS, SHARPER = (0.5, 0.8, 1.2, 1.8, 2.7, 4.0), (0.5, 1.0, 2.0, 4.0)  # sigmas in pixels; amounts
+LEAST_WEIGHT, LEAST_DEVIATION = 1e-3, 1e-3
+PLACES = {  # slices of height and width, of a region of `part` of the side
+    "corner, top left": ("first", "first"), "corner, top right": ("first", "last"),
+    "corner, bottom left": ("last", "first"), "corner, bottom right": ("last", "last"),
+    "edge, top": ("first", "all"), "edge, bottom": ("last", "all"),
+    "edge, left": ("all", "first"), "edge, right": ("all", "last"),
+}  # fmt: skip
+Transfer = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # images, others, both weights -> images
+
+
+def region_mask(name: str, size: tuple[int, int]) -> Tensor | None:
+    """Bool "H W": the pixels of a property that has a place; None for the others.
+
+    >>> int(region_mask("corner, top left", (10, 10)).sum()), region_mask("colour", (10, 10))
+    (4, None)
+    """
+    height, width = size
+    mask = torch.zeros(size, dtype=torch.bool)
+    if name == "frame":
+        wide = max(1, round(FRAME * min(size)))
+        mask[:] = True
+        mask[wide : height - wide, wide : width - wide] = False
+        return mask
+    if name not in PLACES:
+        return None
+    wide = max(1, round((CORNER if name.startswith("corner") else EDGE) * min(size)))
+    spans = {"first": slice(0, wide), "last": slice(-wide, None), "all": slice(None)}
+    rows, columns = PLACES[name]
+    mask[spans[rows], spans[columns]] = True
+    return mask
+
+
+def colour(images: Tensor, others: Tensor, weights: Tensor, other_weights: Tensor) -> Tensor:
+    """Images with the mean and standard deviation per channel of the others."""
+    mean, std = _moments(images, weights)
+    other_mean, other_std = _moments(others, other_weights)
+    return (images - mean) / std * other_std + other_mean
+
+
+def illumination(images: Tensor, others: Tensor, weights: Tensor, other_weights: Tensor) -> Tensor:
+    """Images with the low frequencies of the others."""
+    return images + _smooth(others, other_weights) - _smooth(images, weights)
+
+
+def background(images: Tensor, others: Tensor, weights: Tensor, other_weights: Tensor) -> Tensor:
+    """The objects of the images on the backgrounds of the others, whose objects are filled in smoothly."""
+    filled = torch.where(other_weights[:, None] > 0, others, _smooth(others, other_weights))
+    return torch.where(weights[:, None] > 0, filled, images)
+
+
+def sharpness(images: Tensor, others: Tensor, weights: Tensor, other_weights: Tensor) -> Tensor:
+    """Images blurred or sharpened to the relative mean absolute Laplacian of the others."""
+    blurred = [gaussian_blur(images, sigma) for sigma in BLURS]
+    sharper = [images + amount * (images - blurred[1]) for amount in SHARPER]
+    variants = torch.stack([images, *blurred, *sharper])
+    wanted = _laplacian(others, other_weights).log()
+    reached = torch.stack([_laplacian(variant, weights) for variant in variants]).log()
+    best = (reached - wanted).abs().argmin(0)
+    return variants[best, torch.arange(len(images), device=images.device)]
+
+
+def noise(images: Tensor, others: Tensor, weights: Tensor, other_weights: Tensor) -> Tensor:
+    """Images with Gaussian noise added, up to the noise of the others; unchanged where those have less."""
+    missing = (_noise_level(others, other_weights) ** 2 - _noise_level(images, weights) ** 2).clamp(min=0)
+    drawn = torch.randn(images.shape[1:], generator=torch.Generator().manual_seed(0)).to(images)
+    return images + missing.sqrt()[:, None, None, None] * drawn
+
+
+def pasted(mask: Tensor) -> Transfer:
+    """The transfer of a property that has a place: its pixels are copied."""
+
+    def transfer(images: Tensor, others: Tensor, weights: Tensor, other_weights: Tensor) -> Tensor:
+        return torch.where(mask.to(images.device), others, images)
+
+    return transfer
+
+
+def transfers(size: tuple[int, int], with_regions: bool) -> dict[str, Transfer]:
+    """By name, the transfers that need no files. with_regions: whether objects are annotated."""
+    named: dict[str, Transfer] = {"colour": colour, "illumination": illumination}
+    if with_regions:
+        named["background"] = background
+    for name in ("frame", *PLACES):
+        mask = region_mask(name, size)
+        assert mask is not None
+        named[name] = pasted(mask)
+    return {**named, "sharpness": sharpness, "noise": noise}
+
+
+def resized_like(image: Image.Image, other: Image.Image) -> Image.Image:
+    """The image at the height and width of the other image."""
+    return image.resize(other.size, Image.Resampling.BILINEAR)
+
+
+def compressed_like(image: Image.Image, other: Image.Image) -> Image.Image:
+    """The image after JPEG coding with the other image's quantisation tables; unchanged if it has none."""
+    tables = getattr(other, "quantization", None)
+    if not tables:
+        return image
+    coded = io.BytesIO()
+    # A grey image has one table, a colour image needs two.
+    image.convert("RGB").save(coded, "JPEG", qtables={0: tables[0], 1: tables.get(1, tables[0])})
+    with Image.open(coded) as opened:
+        return opened.convert(image.mode)
+
+
+FILE_TRANSFERS = {"size": resized_like, "compression": compressed_like}
+
+
+def _moments(images: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Weighted mean and standard deviation, each "n c 1 1"."""
+    shares = (weights / weights.sum((1, 2), keepdim=True).clamp(min=LEAST_WEIGHT))[:, None]
+    mean = (images * shares).sum((2, 3), keepdim=True)
+    variance = ((images - mean) ** 2 * shares).sum((2, 3), keepdim=True)
+    return mean, variance.sqrt().clamp(min=LEAST_DEVIATION)
+
+
+def _smooth(images: Tensor, weights: Tensor) -> Tensor:
+    """Low frequencies from the pixels that count; elsewhere they are extended from these."""
+    sigma = ILLUMINATION * min(images.shape[-2:])
+    covered = gaussian_blur(weights[:, None], sigma)
+    return gaussian_blur(images * weights[:, None], sigma) / covered.clamp(min=LEAST_WEIGHT)
+
+
+def _filtered(images: Tensor, weights: Tensor, kernel: list[list[float]]) -> Tensor:
+    """Weighted mean "n" of the absolute response of a 3x3 filter on the grey image."""
+    weight = torch.tensor(kernel).to(images)[None, None]
+    grey = F.pad(images.mean(1, keepdim=True), (1, 1, 1, 1), mode="replicate")
+    response = F.conv2d(grey, weight)[:, 0].abs()
+    return (response * weights).sum((1, 2)) / weights.sum((1, 2)).clamp(min=LEAST_WEIGHT)
+
+
+def _laplacian(images: Tensor, weights: Tensor) -> Tensor:
+    contrast = _moments(images, weights)[1].mean((1, 2, 3))
+    return _filtered(images, weights, [[0, 1, 0], [1, -4, 1], [0, 1, 0]]).clamp(min=1e-6) / contrast
+
+
+def _noise_level(images: Tensor, weights: Tensor) -> Tensor:
+    response = _filtered(images, weights, [[1, -2, 1], [-2, 4, -2], [1, -2, 1]])
+    return response * math.sqrt(math.pi / 2) / 6
