@@ -22,6 +22,7 @@ import torch
 
 from heatproof.disk import write_whole
 from heatproof.errors import InputError
+from heatproof.metrics.interventions import evidence
 from heatproof.models.model import Model
 from research.evidence.plan import Member
 from research.evidence.train import (
@@ -35,6 +36,7 @@ from research.evidence.train import (
 )
 
 METHODS = ("gradcam",)
+SIDES = (1 / 7, 1 / 5, 2 / 7)  # of the windows, as shares of the image's side
 JOIN_EVERY = 60  # seconds
 
 
@@ -122,7 +124,7 @@ def _measure(member: Member, wanted: Measuring) -> str:
 
 
 def network_record(
-    member: Member, network: str, trained: Trained, explained: Explained, evidence: bool = True
+    member: Member, network: str, trained: Trained, explained: Explained, with_evidence: bool = True
 ) -> dict[str, Any]:
     """What is stored about one network."""
     record: dict[str, Any] = {
@@ -130,7 +132,7 @@ def network_record(
         "truth": trained.truth, "facts": described(trained), "images": explained.facts, "seconds": {},
         "with_regions": None, "without_regions": None,
     }  # fmt: skip
-    if trained.truth != NEITHER and evidence:
+    if trained.truth != NEITHER and with_evidence:
         start = time.perf_counter()
         record["with_regions"] = _evidence(trained.model, explained, True)
         record["without_regions"] = _evidence(trained.model, explained, False)
@@ -139,12 +141,10 @@ def network_record(
 
 
 def _evidence(model: Model, explained: Explained, regions: bool) -> dict[str, Any]:
-    from heatproof.metrics.evidence import collect_evidence
-
     images = model.preprocess.normalise(explained.images)
-    result = collect_evidence(
-        model, images, explained.labels, regions=explained.regions if regions else None, methods=METHODS,
-        seed=0,
+    result = evidence(
+        explained.labels, model=model, images=images, regions=explained.regions if regions else None,
+        methods=METHODS, sides=SIDES,
     )  # fmt: skip
     content: dict[str, Any] = result.as_json()
     for item in content.get("items", ()):  # images would make the files large
