@@ -1,6 +1,7 @@
 """The plan: which pairs of networks are trained, fixed before anything is measured.
 
-Eight rounds with each kind of cue once, so that the pairs measured first cover everything.
+Eight rounds with each kind of cue once, so that the pairs measured first cover everything. Five further rounds
+have small networks only, for machines without an accelerator.
 """
 
 from __future__ import annotations
@@ -112,6 +113,51 @@ frame      resnet20   cifar         30 100 single 2
 tint       resnet50   photographs   30  80 each   2
 texture    small-64   qr            30 100 single 2
 sharpness  lite0      scenes        60  80 each   2
+
+anywhere   small-64   shapes-photos 30 100 each   3
+inside     small-96   qr            60  80 single 2
+corner     small-64   xrays         60 100 single 2
+word       small-96   shapes        10 100 single 4
+frame      small-96   shapes-photos 30  80 single 2
+tint       small-64   shapes        60  80 single 3
+texture    small-96   xrays         30 100 each   2
+sharpness  small-64   qr-photos     60 100 each   2
+
+anywhere   small-96   xrays         30  80 single 2
+inside     small-64   shapes        60 100 each   4
+corner     small-96   qr            30 100 each   2
+word       small-64   qr-photos     30 100 single 2
+frame      small-64   xrays         30 100 single 2
+tint       small-96   shapes-photos 30 100 single 2
+texture    small-64   shapes-photos 10  80 single 2
+sharpness  small-96   shapes        10 100 each   3
+
+anywhere   small-64   qr            60 100 single 2
+inside     small-96   shapes-photos 30 100 single 3
+corner     small-64   shapes        10  80 single 3
+word       small-96   xrays         30  80 each   2
+frame      small-96   shapes        60 100 single 4
+tint       small-64   xrays         60 100 each   2
+texture    small-96   qr            60 100 single 3
+sharpness  small-64   xrays         60 100 single 2
+
+anywhere   small-96   shapes        30 100 single 2
+inside     small-64   qr-photos     60 100 single 2
+corner     small-96   xrays         30 100 each   2
+word       small-64   shapes        60 100 single 2
+frame      small-64   qr-photos     30 100 single 2
+tint       small-96   qr-photos     60  80 each   2
+texture    small-64   shapes        60 100 single 3
+sharpness  small-96   shapes-photos 30 100 single 2
+
+anywhere   small-64   xrays         60 100 each   2
+inside     small-96   xrays         60 100 single 2
+corner     small-64   qr-photos     60 100 single 3
+word       small-96   shapes-photos 30  80 each   3
+frame      small-96   qr            10 100 each   2
+tint       small-64   shapes        10 100 single 2
+texture    small-96   shapes        30  80 single 4
+sharpness  small-64   qr            30 100 each   2
 """
 PLAN: tuple[Member, ...] = tuple(
     Member(kind, network, source, int(box), int(strength), scheme, int(classes), seed)
