@@ -173,4 +173,5 @@ def _laplacian(images: Tensor, weights: Tensor) -> Tensor:
 
 def _noise_level(images: Tensor, weights: Tensor) -> Tensor:
     response = _filtered(images, weights, [[1, -2, 1], [-2, 4, -2], [1, -2, 1]])
-    return response * math.sqrt(math.pi / 2) / 6
+    # The mean of c channels has less noise than each of them.
+    return response * math.sqrt(math.pi / 2 * images.shape[1]) / 6
