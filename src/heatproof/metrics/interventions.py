@@ -513,7 +513,7 @@ class Interventions:
         for c in np.unique(self.label).tolist():
             pairs = []
             for e in np.flatnonzero(self.label == c).tolist():
-                for recipient in self.recipients[e].tolist():
+                for recipient in sorted(set(self.recipients[e].tolist())):
                     # Of the recipient's own class; with several labels, any image without this label.
                     alike = right[:, right[recipient]].any(1) if right[recipient].any() else True
                     own = np.flatnonzero(alike & self.is_other[:, c].numpy())

@@ -183,7 +183,10 @@ def network_answer(
         shortcuts = {
             key
             for key, (test, _) in of.items()
-            if _accuses(key) and p_values[i, key] < LEVEL and test.value >= effects.limit(key)
+            if len(group.donors) >= FEWEST
+            and _accuses(key)
+            and p_values[i, key] < LEVEL
+            and test.value >= effects.limit(key)
         }
         answer = _answer(record.has_regions, follows, of, bool(shortcuts), effects)
         rows = tuple(
@@ -259,7 +262,9 @@ def _obstacle(answer: ClassAnswer, follows: bool) -> str:
     tests = {test.name: test for test in answer.tests}
     if not follows:
         return "no method whose maps chose the patches follows the network"
-    few = tests["transplant"].n
+    donors, few = tests["recurring"].n, tests["transplant"].n
+    if donors < FEWEST:
+        return f"{counted(donors, 'image')} could be tested, {FEWEST} are needed; add images"
     if few < FEWEST:
         return f"{counted(few, 'image')} with room off the object, {FEWEST} are needed; add annotated images"
     if (
