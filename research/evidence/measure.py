@@ -36,7 +36,7 @@ from research.evidence.train import (
 )
 
 METHODS = ("gradcam",)
-SIDES = (1 / 7, 1 / 5, 2 / 7)  # of the windows, as shares of the image's side
+SIDES = (1 / 5,)  # of the windows, as shares of the image's side
 JOIN_EVERY = 60  # seconds
 
 

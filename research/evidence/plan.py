@@ -1,7 +1,7 @@
 """The plan: which pairs of networks are trained, fixed before anything is measured.
 
 Eight rounds with each kind of cue once, so that the pairs measured first cover everything. Five further rounds
-have small networks only, for machines without an accelerator.
+have tiny networks only, for machines without an accelerator.
 """
 
 from __future__ import annotations
@@ -114,50 +114,50 @@ tint       resnet50   photographs   30  80 each   2
 texture    small-64   qr            30 100 single 2
 sharpness  lite0      scenes        60  80 each   2
 
-anywhere   small-64   shapes-photos 30 100 each   3
-inside     small-96   qr            60  80 single 2
-corner     small-64   xrays         60 100 single 2
-word       small-96   shapes        10 100 single 4
-frame      small-96   shapes-photos 30  80 single 2
-tint       small-64   shapes        60  80 single 3
-texture    small-96   xrays         30 100 each   2
-sharpness  small-64   qr-photos     60 100 each   2
+anywhere   tiny-48    shapes-photos 30 100 each   3
+inside     tiny-32    qr            60  80 single 2
+corner     tiny-48    xrays         60 100 single 2
+word       tiny-32    shapes        10 100 single 4
+frame      tiny-32    shapes-photos 30  80 single 2
+tint       tiny-48    shapes        60  80 single 3
+texture    tiny-32    xrays         30 100 each   2
+sharpness  tiny-48    qr-photos     60 100 each   2
 
-anywhere   small-96   xrays         30  80 single 2
-inside     small-64   shapes        60 100 each   4
-corner     small-96   qr            30 100 each   2
-word       small-64   qr-photos     30 100 single 2
-frame      small-64   xrays         30 100 single 2
-tint       small-96   shapes-photos 30 100 single 2
-texture    small-64   shapes-photos 10  80 single 2
-sharpness  small-96   shapes        10 100 each   3
+anywhere   tiny-32    xrays         30  80 single 2
+inside     tiny-48    shapes        60 100 each   4
+corner     tiny-32    qr            30 100 each   2
+word       tiny-48    qr-photos     30 100 single 2
+frame      tiny-48    xrays         30 100 single 2
+tint       tiny-32    shapes-photos 30 100 single 2
+texture    tiny-48    shapes-photos 10  80 single 2
+sharpness  tiny-32    shapes        10 100 each   3
 
-anywhere   small-64   qr            60 100 single 2
-inside     small-96   shapes-photos 30 100 single 3
-corner     small-64   shapes        10  80 single 3
-word       small-96   xrays         30  80 each   2
-frame      small-96   shapes        60 100 single 4
-tint       small-64   xrays         60 100 each   2
-texture    small-96   qr            60 100 single 3
-sharpness  small-64   xrays         60 100 single 2
+anywhere   tiny-48    qr            60 100 single 2
+inside     tiny-32    shapes-photos 30 100 single 3
+corner     tiny-48    shapes        10  80 single 3
+word       tiny-32    xrays         30  80 each   2
+frame      tiny-32    shapes        60 100 single 4
+tint       tiny-48    xrays         60 100 each   2
+texture    tiny-32    qr            60 100 single 3
+sharpness  tiny-48    xrays         60 100 single 2
 
-anywhere   small-96   shapes        30 100 single 2
-inside     small-64   qr-photos     60 100 single 2
-corner     small-96   xrays         30 100 each   2
-word       small-64   shapes        60 100 single 2
-frame      small-64   qr-photos     30 100 single 2
-tint       small-96   qr-photos     60  80 each   2
-texture    small-64   shapes        60 100 single 3
-sharpness  small-96   shapes-photos 30 100 single 2
+anywhere   tiny-32    shapes        30 100 single 2
+inside     tiny-48    qr-photos     60 100 single 2
+corner     tiny-32    xrays         30 100 each   2
+word       tiny-48    shapes        60 100 single 2
+frame      tiny-48    qr-photos     30 100 single 2
+tint       tiny-32    qr-photos     60  80 each   2
+texture    tiny-48    shapes        60 100 single 3
+sharpness  tiny-32    shapes-photos 30 100 single 2
 
-anywhere   small-64   xrays         60 100 each   2
-inside     small-96   xrays         60 100 single 2
-corner     small-64   qr-photos     60 100 single 3
-word       small-96   shapes-photos 30  80 each   3
-frame      small-96   qr            10 100 each   2
-tint       small-64   shapes        10 100 single 2
-texture    small-96   shapes        30  80 single 4
-sharpness  small-64   qr            30 100 each   2
+anywhere   tiny-48    xrays         60 100 each   2
+inside     tiny-32    xrays         60 100 single 2
+corner     tiny-48    qr-photos     60 100 single 3
+word       tiny-32    shapes-photos 30  80 each   3
+frame      tiny-32    qr            10 100 each   2
+tint       tiny-48    shapes        10 100 single 2
+texture    tiny-32    shapes        30  80 single 4
+sharpness  tiny-48    qr            30 100 each   2
 """
 PLAN: tuple[Member, ...] = tuple(
     Member(kind, network, source, int(box), int(strength), scheme, int(classes), seed)
