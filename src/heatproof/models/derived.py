@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from heatproof.errors import ModelError
 from heatproof.models.capture import capture
 from heatproof.models.checkpoints import first_line
-from heatproof.models.heads import Undetermined
+from heatproof.models.heads import Multilabel, Undetermined
 from heatproof.models.layers import first_tensor, layout_of
 from heatproof.models.model import Model
 from heatproof.models.running import frozen_eval, watched
@@ -190,6 +190,8 @@ def disconnected(
         trace = capture(model, pictures[:1].to(model.device), None, wanted, layer)
     place = {name: f"pictures.{i}" for i, name in enumerate(trace.layers)}
     height, width = trace.image_size
+    own = model.head
+    head = replace(own, by_itself=False, sigmoids=False) if isinstance(own, Multilabel) else Undetermined()
     return [
         Model(
             Disconnected(model, trace.layers, cells, cell),
@@ -199,7 +201,7 @@ def disconnected(
             layer=place.get(trace.layer or ""),
             scales=tuple(place[name] for name in trace.scales) or None,
             accelerate=model.accelerate,
-            head=model.head.of_logits or Undetermined(),
+            head=head,
         )
         for cell in range(cells**2)
     ]

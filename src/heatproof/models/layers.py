@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from heatproof.errors import LayerError, UnknownNameError
-from heatproof.models.heads import Segmentation
+from heatproof.models.dense_heads import Segmentation
 from heatproof.models.model import CONVOLUTIONS, Model
 from heatproof.models.running import at_least_float, frozen_eval, watched
 from heatproof.types import size_of

@@ -27,7 +27,8 @@ from heatproof.errors import HeatproofError, InputError, MissingExtraError, Mode
 from heatproof.images.preprocess import Preprocess
 from heatproof.models import keras_graph
 from heatproof.models.checkpoints import ClassCountError, first_line, load_checkpoint
-from heatproof.models.heads import Head, chosen_head
+from heatproof.models.dense_heads import chosen_head
+from heatproof.models.heads import Head
 from heatproof.models.layers import find_module
 from heatproof.models.libraries import (
     LIBRARIES,

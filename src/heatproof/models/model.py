@@ -19,16 +19,8 @@ from heatproof.errors import InputError, ModelError, TargetError
 from heatproof.images.arrays import open_seen
 from heatproof.images.preprocess import Preprocess
 from heatproof.models.accel import AccelerationState, Accelerator
-from heatproof.models.heads import (
-    Columns,
-    Head,
-    LastStep,
-    Undetermined,
-    check_inputs,
-    named_head,
-    read_first,
-    vectors_of,
-)
+from heatproof.models.dense_heads import check_inputs, named_head, read_first
+from heatproof.models.heads import Columns, Head, LastStep, Undetermined, vectors_of
 from heatproof.models.running import (
     at_least_float,
     check_precision,
@@ -88,7 +80,7 @@ class Model:
         inputs_per_pass: for methods and metrics that need many, at the size that `preprocess` makes; chosen
             by throughput by default.
         accelerate: whether passes may run faster than module by module (see accel/).
-        head: what its output is: a head such as Multilabel(thresholds=...), or the name of one (see heads/).
+        head: what its output is: a head such as Multilabel(thresholds=...), or the name of one (heads.py).
             By default the first pass determines it where that is safe; until then it is `Undetermined`.
 
     Example:
@@ -209,7 +201,7 @@ class Model:
 
     @torch.no_grad()
     def embeddings(self, images: Tensor) -> Tensor:
-        """Tensor "b d": the vectors of an encoder, references of embedding heads (see heads/values.py)."""
+        """Tensor "b d": the vectors of an encoder, references of embedding heads (see heads.py)."""
         with frozen_eval(self.module):
             return at_least_float(vectors_of(self.output(self.ready(images)), len(images)))
 

@@ -1,4 +1,4 @@
-"""Convert targets as users give them to columns of the network's logits; see heads/.
+"""Convert targets as users give them to columns of the network's logits; see heads.py.
 
 A class number needs nothing. A function becomes the head of the network. For segmentation and detection one
 pass over the unchanged images finds the region of the class, or the box, and a copy of the Model stores it,
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from heatproof.errors import TargetError
-from heatproof.models.heads import Columns, Dense, Function, Head, Undetermined
-from heatproof.models.heads.dense import as_place
+from heatproof.models.dense_heads import Dense, as_place
+from heatproof.models.heads import Columns, Function, Head, Undetermined
 from heatproof.models.model import CONVOLUTIONS, Model
 from heatproof.models.queue import Queue
 from heatproof.models.running import frozen_eval

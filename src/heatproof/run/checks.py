@@ -34,8 +34,8 @@ from heatproof.images.files import Size, picture_size
 from heatproof.images.source import check_annotations, draw
 from heatproof.metrics.classifier import ClassOrder, class_order
 from heatproof.models.capture import refusal_in_a_sentence
+from heatproof.models.dense_heads import Dense
 from heatproof.models.heads import Head, Multilabel
-from heatproof.models.heads.dense import Dense
 from heatproof.models.layers import find_module
 from heatproof.models.libraries import sized
 from heatproof.models.model import CONVOLUTIONS, Model, input_channels
