@@ -20,13 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from heatproof.errors import ModelError
-from heatproof.models.capture import capture
+from heatproof.models.capture import at_layers, capture, replace_first
 from heatproof.models.checkpoints import first_line
 from heatproof.models.heads import Multilabel, Undetermined
 from heatproof.models.layers import first_tensor, layout_of
 from heatproof.models.model import Model
 from heatproof.models.running import frozen_eval, watched
-from heatproof.models.tap import at_layers, replace_first
 
 MOST_BYTES = 2**30  # of random weights that a twin caches
 

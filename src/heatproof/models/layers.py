@@ -54,7 +54,7 @@ ACTIVATIONS = tuple(
     getattr(nn, n)
     for n in ("ReLU", "ReLU6", "SiLU", "GELU", "Hardswish", "LeakyReLU", "ELU", "Mish", "Softplus")
 )
-# Functions that may be applied twice without a change, so that the part behind them can be rerun (tap.py).
+# Functions that may be applied twice without a change, so the part behind them can be rerun (capture.py).
 RECTIFIERS: dict[Any, str] = {
     F.relu: "relu", torch.relu: "relu", Tensor.relu: "relu", torch.relu_: "relu", Tensor.relu_: "relu",
     F.relu6: "relu6",

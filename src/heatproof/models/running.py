@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import FrameType
@@ -142,6 +142,19 @@ def watched(
             if ended is not None:
                 hooks.enter_context(part.register_forward_hook(partial(ended, name), with_kwargs=True))
         yield
+
+
+@contextmanager
+def forwards_replaced(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+    """Let modules run these forwards, as instance attributes; those that have such an attribute keep it."""
+    own = {module: forward for module, forward in forwards.items() if "forward" not in module.__dict__}
+    try:
+        for module, forward in own.items():
+            module.__dict__["forward"] = forward
+        yield
+    finally:
+        for module in own:
+            module.__dict__.pop("forward", None)
 
 
 class _Interrupts:

@@ -30,7 +30,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from heatproof.models.running import frozen_eval, max_precision, usual_precision, watched
+from heatproof.models.running import forwards_replaced, frozen_eval, max_precision, usual_precision, watched
 
 if TYPE_CHECKING:
     from heatproof.models.model import Model
@@ -264,17 +264,10 @@ class Folding:
     def __call__(self) -> Iterator[None]:
         """Run folded while the context is open, with the weights of the last refresh."""
         parts = self.parts
-        if any("forward" in part.__dict__ for part in parts):  # patched by other code: left alone
+        patched = any("forward" in part.__dict__ for part in parts)  # by other code: left alone
+        own = [] if patched else [forward for step in self.steps for forward in step.forwards()]
+        with forwards_replaced(dict(zip(parts, own, strict=not patched))):
             yield
-            return
-        try:
-            for step in self.steps:
-                for part, forward in zip(step.parts, step.forwards(), strict=True):
-                    part.__dict__["forward"] = forward
-            yield
-        finally:
-            for part in parts:
-                part.__dict__.pop("forward", None)
 
     @contextmanager
     def refreshed(self) -> Iterator[None]:
