@@ -37,7 +37,7 @@ from heatproof.models.capture import refusal_in_a_sentence
 from heatproof.models.dense_heads import Dense
 from heatproof.models.heads import Head, Multilabel
 from heatproof.models.layers import find_module
-from heatproof.models.libraries import sized
+from heatproof.models.load import sized
 from heatproof.models.model import CONVOLUTIONS, Model, input_channels
 from heatproof.models.names import LITE, model_classes
 from heatproof.models.wrapped import function_in, is_function
