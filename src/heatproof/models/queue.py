@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.models.accel import Accelerator, Job
+from heatproof.models.accel import Accelerator
 from heatproof.models.model import Model
 from heatproof.models.running import frozen_eval, is_out_of_memory
 from heatproof.types import size_of
@@ -82,7 +82,7 @@ class Queue:
         Call inside `frozen_eval(...)`.
         """
         results: list[Tensor] = []
-        job: Job | None = None
+        job: Accelerator | None = None
         if self.chooses and count > self.batch_size:
             sample = make(0, min(count, SAMPLE))
             self.batch_size = Accelerator(self.model).fastest_batch_size(sample, count)
@@ -110,7 +110,7 @@ class Queue:
         make(start, stop) returns images and targets; done(gradients, logits, start, stop) gets the results.
         Call inside `frozen_eval(...)`.
         """
-        job: Job | None = None
+        job: Accelerator | None = None
 
         def work(start: int, stop: int) -> tuple[Tensor, Tensor, int, int]:
             nonlocal job

@@ -145,9 +145,12 @@ class DeferredConv(Tensor):
                 in_place = func in IN_PLACE or kwargs.get("inplace") is True or True in args[1:]
                 return first._rectified(in_place, kwargs.get("max_val", 6.0) if func in RELU6 else None)
             if func in ADD and len(args) == 2 and not kwargs:
-                summed = _sum(func in IN_PLACE, *args)
-                if summed is not None:
-                    return summed
+                in_place = func in IN_PLACE
+                deferred, other = args if in_place or isinstance(first, DeferredConv) else args[::-1]
+                if isinstance(deferred, DeferredConv) and isinstance(other, Tensor):
+                    summed = deferred.with_shortcut(computed(other), in_place)
+                    if summed is not None:
+                        return summed
             args, kwargs = tree_map_only(DeferredConv, computed, (args, kwargs))
         return func(*args, **kwargs)
 
@@ -156,11 +159,16 @@ class DeferredConv(Tensor):
         args, kwargs = tree_map_only(DeferredConv, computed, (args, kwargs or {}))
         return func(*args, **kwargs)
 
-    def _rectified(self, in_place: bool, most: float | None = None) -> Tensor:
-        norm, shortcut = self.step.norm, self.shortcut
-        if self.output is None and (norm is None or self.normed) and self.step.weight is not None:
+    @property
+    def fusible(self) -> bool:
+        """Whether nothing is computed yet and its norm, if there is one, has run."""
+        step = self.step
+        return self.output is None and (step.norm is None or self.normed) and step.weight is not None
+
+    def _rectified(self, in_place: bool, most: float | None) -> Tensor:
+        if self.fusible:
             self.check()
-            result = self.step.with_relu(self.images, shortcut)
+            result = self.step.with_relu(self.images, self.shortcut)
         else:
             result = functional.relu(computed(self))
         if most is not None:
@@ -175,24 +183,14 @@ class DeferredConv(Tensor):
 
     def with_shortcut(self, other: Tensor, in_place: bool) -> DeferredConv | None:
         """This plus another tensor, still deferred; None if that is impossible."""
-        step = self.step
-        fits = step.weight is not None and other.dtype == step.weight.dtype and other.shape == self.shape
-        if self.output is not None or self.shortcut is not None or not fits or other.requires_grad:
+        if not self.fusible or self.shortcut is not None or other.requires_grad:
             return None
-        if step.norm is not None and not self.normed:
+        if other.dtype != cast(Tensor, self.step.weight).dtype or other.shape != self.shape:
             return None
-        summed = self if in_place else DeferredConv(step, self.images)
+        summed = self if in_place else DeferredConv(self.step, self.images)
         summed.normed, summed.shortcut = self.normed, other
         summed.reads = [*self.reads, (other, _version(other))]
         return summed
-
-
-def _sum(in_place: bool, left: Any, right: Any) -> DeferredConv | None:
-    if isinstance(left, DeferredConv) and isinstance(right, Tensor):
-        return left.with_shortcut(computed(right), in_place)
-    if isinstance(right, DeferredConv) and isinstance(left, Tensor) and not in_place:
-        return right.with_shortcut(computed(left), in_place)
-    return None
 
 
 def computed(images: Tensor) -> Tensor:
@@ -257,8 +255,7 @@ class Folding:
         pairs = [(step.conv, step.norm) for step in self.steps if step.norm is not None]
         folded = iter(scales_and_shifts(pairs))
         for step in self.steps:
-            scale, shift = next(folded) if step.norm is not None else (None, None)
-            step.fold(scale, shift, self.precision == "bf16")
+            step.fold(*(next(folded) if step.norm is not None else (None, None)), self.precision == "bf16")
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
