@@ -52,7 +52,12 @@ def capture(
         return SharedPass(model, images, needs, layer).run(images, targets, queue, seed)
     except NotAPicture as problem:
         if layer is not None or model.layer is not None:
-            raise layers.not_a_picture(model, problem.name, problem.output, images) from None
+            some = ", ".join([name for name, _, _ in layers.picture_layers(model, images)][-5:]) or "none"
+            shape, size = tuple(problem.output.shape), "x".join(map(str, size_of(images)))
+            raise LayerError(
+                f"layer {problem.name!r} of {model.name} returns shape {shape}, in which no grid of a {size} "
+                f"image can be found; layers that would do: {some}"
+            ) from None
     # The guess by name was wrong: one pass finds the last layer with a grid, which the Model remembers.
     model.scales = searched_scales(model, images)
     model.layer = model.scales[-1]

@@ -16,6 +16,7 @@ import importlib
 import os
 import re
 import sys
+import tomllib
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -35,34 +36,20 @@ SQUASHING = {"softmax", "log_softmax", "sigmoid", "log_sigmoid"}
 TRANSPARENT = {"Dropout", "Flatten", "Identity", "Reshape"}  # may stand behind the squashing
 # A graph that starts with one of these scales its pixels itself.
 SCALING = {"Rescaling", "Normalization", "TrueDivide", "Divide", "Multiply", "Subtract", "GetItem", "Stack"}
-# Layers by which an application is known when it was taken apart and named anew.
-KNOWN_BY_LAYER = {
-    "conv5_block16_concat": "DenseNet121",
-    "mixed10": "InceptionV3",
-    "post_bn": "ResNet50V2",
-    "conv5_block3_out": "ResNet50",
-    "block5_conv3": "VGG16",
-    "block14_sepconv2": "Xception",
-    "out_relu": "MobileNetV2",
-}
 
 
 def import_keras() -> ModuleType:
     """Keras on the torch backend, which must be chosen before the first import."""
     if "keras" not in sys.modules:
-        os.environ.setdefault("KERAS_BACKEND", "torch")
-        _check_backend(os.environ["KERAS_BACKEND"])
-    keras = need("keras", "keras")
-    _check_backend(keras.backend.backend())
-    return keras
-
-
-def _check_backend(backend: str) -> None:
+        backend = os.environ.setdefault("KERAS_BACKEND", "torch")
+    else:
+        backend = sys.modules["keras"].backend.backend()
     if backend != "torch":
         raise ModelError(
             f"Keras is set to its {backend} backend, heatproof needs torch; "
             "set KERAS_BACKEND=torch before keras is imported"
         )
+    return need("keras", "keras")
 
 
 def is_keras(thing: Any) -> bool:
@@ -127,11 +114,12 @@ def preprocess_input(model: Any) -> Callable[..., Any] | None:
     first = next((op for op in graph.operations if type(op).__name__ != "InputLayer"), None)
     if type(first).__name__ in SCALING:
         return lambda pixels, data_format=None: pixels
+    by_layer = tomllib.loads(Path(__file__).with_name("families.toml").read_text())["keras_by_layer"]
     inner = [op for op in graph.operations if is_keras(op)]
     for part in (model, *inner):
         names = {layer.name for layer in part.layers}
-        by_layer = next((known for layer, known in KNOWN_BY_LAYER.items() if layer in names), "")
-        if function := _application(part.name) or _application(by_layer):
+        known = next((known for layer, known in by_layer.items() if layer in names), "")
+        if function := _application(part.name) or _application(known):
             return getattr(sys.modules[function.__module__], "preprocess_input", None)
     return None
 
