@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import heatproof as hp
 from heatproof.errors import ModelError
-from heatproof.models.wrapped import is_quantised, unwrapped
+from heatproof.models.running import is_quantised, unwrapped
 from heatproof.registry import explainers
 
 INSIDE = ("gradcam", "eigencam", "gradient", "ablationcam", "lrp", "integrated-gradients(steps=3)")

@@ -39,9 +39,8 @@ from heatproof.models.capture import capture, tap
 from heatproof.models.heads import Columns
 from heatproof.models.layers import layout_of
 from heatproof.models.model import Model, as_model
-from heatproof.models.queue import Queue
+from heatproof.models.queue import Queue, bind_targets, unbind_targets
 from heatproof.models.running import frozen_eval
-from heatproof.models.targets import bind_targets, unbind_targets
 from heatproof.registry import metric
 from heatproof.types import Images, size_of
 

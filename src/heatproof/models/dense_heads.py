@@ -6,7 +6,7 @@
                    of the same class, 0 where there is none; the reference is given or the best box of the
                    clean image
 
-These heads are bound to the regions or boxes of some images (`models/targets.py`), which then stay the same
+These heads are bound to the regions or boxes of some images (`models/queue.py`), which then stay the same
 however the images are changed, and whichever weights the network gets. Before that the region is the whole
 image (its mean logits, a column for each class), and the box is any box (one column: the highest score).
 
@@ -30,7 +30,7 @@ from heatproof.errors import InputError, ModelError, TargetError, did_you_mean
 from heatproof.grids import per_map
 from heatproof.models import heads
 from heatproof.models.heads import Columns, Head, LastStep, in_unit_interval, logits_of, undone_sigmoid
-from heatproof.models.wrapped import is_function
+from heatproof.models.running import is_function
 
 OVERLAP = 0.5  # IoU from which two boxes are the same
 BOXES = ("boxes", "scores", "labels")

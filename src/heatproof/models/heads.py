@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from heatproof.errors import InputError, ModelError
 from heatproof.images.findings import THRESHOLD, finding_limits
-from heatproof.models.wrapped import is_function
+from heatproof.models.running import is_function
 
 LINEAR = ("linear", "conv2d", "matmul", "addmm", "mm", "bmm", "einsum")
 NORMS = ("layer_norm", "batch_norm", "group_norm", "instance_norm", "rms_norm")

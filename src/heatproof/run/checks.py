@@ -40,7 +40,7 @@ from heatproof.models.layers import find_module
 from heatproof.models.load import sized
 from heatproof.models.model import CONVOLUTIONS, Model, input_channels
 from heatproof.models.names import LITE, model_classes
-from heatproof.models.wrapped import function_in, is_function
+from heatproof.models.running import function_in, is_function
 from heatproof.registry import check_volumes, metrics
 from heatproof.run.config import as_config, at
 from heatproof.run.metrics import MetricRequest, in_a_run, read_metrics
