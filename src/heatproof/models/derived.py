@@ -129,20 +129,11 @@ class RandomTwin:
         torch._foreach_copy_(own, theirs)
 
 
-def keep_twin(model: Model) -> None:
-    """Declare that the network's weights do not change, so that its random twin can be cached."""
-    model.facts.keeps_twin = True
-
-
 def twin_of(model: Model, images: Tensor) -> RandomTwin:
-    """A twin with the network's own weights, cached if `keep_twin` was called."""
-    twin: RandomTwin | None = model.facts.twin
-    if twin is not None:
-        twin.takes(model.module)
-        return twin
-    twin = RandomTwin(model, images)
-    if model.facts.keeps_twin:
-        model.facts.twin = twin
+    """A twin with the network's own weights, cached if facts.keeps_twin says that they do not change."""
+    twin: RandomTwin = model.facts.twin or RandomTwin(model, images)
+    twin.takes(model.module)
+    model.facts.twin = twin if model.facts.keeps_twin else None
     return twin
 
 

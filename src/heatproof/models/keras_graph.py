@@ -40,10 +40,8 @@ SCALING = {"Rescaling", "Normalization", "TrueDivide", "Divide", "Multiply", "Su
 
 def import_keras() -> ModuleType:
     """Keras on the torch backend, which must be chosen before the first import."""
-    if "keras" not in sys.modules:
-        backend = os.environ.setdefault("KERAS_BACKEND", "torch")
-    else:
-        backend = sys.modules["keras"].backend.backend()
+    keras = sys.modules.get("keras")
+    backend = keras.backend.backend() if keras else os.environ.setdefault("KERAS_BACKEND", "torch")
     if backend != "torch":
         raise ModelError(
             f"Keras is set to its {backend} backend, heatproof needs torch; "

@@ -30,7 +30,7 @@ from torch.overrides import TorchFunctionMode
 
 from heatproof.errors import LayerError, UnknownNameError
 from heatproof.models.dense_heads import Segmentation
-from heatproof.models.model import CONVOLUTIONS, Model
+from heatproof.models.model import CONVOLUTIONS, Model, first_convolution
 from heatproof.models.running import at_least_float, frozen_eval, watched
 from heatproof.types import size_of
 
@@ -140,7 +140,7 @@ def _token_layout(length: int, size: tuple[int, ...], module: nn.Module) -> Layo
 
 def _patch_grid(module: nn.Module, size: tuple[int, ...]) -> tuple[int, ...] | None:
     """The token grid that a patch embedding (a convolution with stride = kernel) makes of an image."""
-    part = next((part for part in module.modules() if isinstance(part, CONVOLUTIONS)), None)
+    part = first_convolution(module)
     if part is None or isinstance(part.padding, str) or part.kernel_size != part.stride:
         return None
     if part.kernel_size[0] < 2 or len(part.kernel_size) != len(size):
@@ -208,15 +208,11 @@ def guessed_layer(model: Model) -> str | None:
 
 def encoder_of(module: nn.Module) -> str:
     """The backbone of a network with an output per pixel; "" if there is none."""
-    parts = [name for name, part in module.named_children() if _convolves(part)]
+    parts = [name for name, part in module.named_children() if first_convolution(part)]
     if "backbone" not in parts[:-1]:
         return ""
     inner = [n for n in ("body", "features") if hasattr(module.get_submodule("backbone"), n)]
     return ".".join(["backbone", *inner[:1]])
-
-
-def _convolves(part: nn.Module) -> bool:
-    return any(isinstance(inner, CONVOLUTIONS) for inner in part.modules())
 
 
 def may_be_activated_later(model: Model, guess: str) -> bool:
@@ -401,7 +397,7 @@ def _normalises(name: str, part: nn.Module) -> bool:
 def _last_convolution(module: nn.Module, prefix: str = "") -> str | None:
     """Descend to the last child that convolves, then step over what only normalises or activates it."""
     children = list(module.named_children())
-    last = max((i for i, (_, child) in enumerate(children) if _convolves(child)), default=None)
+    last = max((i for i, (_, child) in enumerate(children) if first_convolution(child)), default=None)
     if last is None:
         return None
     name, child = children[last]

@@ -37,7 +37,7 @@ from heatproof.models.checkpoints import ClassCountError, first_line, load_check
 from heatproof.models.dense_heads import chosen_head
 from heatproof.models.heads import Head
 from heatproof.models.layers import find_module
-from heatproof.models.model import CONVOLUTIONS, Model
+from heatproof.models.model import Model, first_convolution
 from heatproof.models.names import KERAS_FILES, LITE, imagenet_classes
 from heatproof.models.running import FunctionModule, function_in, takes_images
 from heatproof.types import ArrayLike
@@ -531,7 +531,7 @@ def _no_bars(transformers: ModuleType) -> ExitStack:
 
 def sized(preprocess: Preprocess, module: nn.Module) -> Preprocess:
     """Preprocessing for the size and channels that a module declares; volumes are scaled to [0, 1]."""
-    first = next((part for part in module.modules() if isinstance(part, CONVOLUTIONS)), None)
+    first = first_convolution(module)
     if isinstance(first, nn.Conv3d):
         channels = first.in_channels
         declared = getattr(module, "img_size", None)

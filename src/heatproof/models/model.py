@@ -231,10 +231,8 @@ class Model:
             torch.cuda.empty_cache()
         if self.name not in _reported:
             _reported.add(self.name)
-            text = (
-                "%s: memory does not hold a pass of %d images; smaller passes are made, whose results agree "
-            )
-            log.warning(text + "up to rounding", self.name, inputs)
+            text = "memory does not hold a pass of %d images; smaller passes are made, whose results agree"
+            log.warning(f"%s: {text} up to rounding", self.name, inputs)
 
     def input_gradient(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Gradient "b c h w" of each target's logit and the "b k" logits; one forward, one backward."""
@@ -356,7 +354,5 @@ def as_model(model: Model | nn.Module) -> Model:
     return load_model(model)
 
 
-def input_channels(module: nn.Module) -> int | None:
-    """Number of input channels of the first convolution, if there is one."""
-    convolutions = (part.in_channels for part in module.modules() if isinstance(part, CONVOLUTIONS))
-    return next(convolutions, None)
+def first_convolution(module: nn.Module) -> nn.Conv2d | nn.Conv3d | None:
+    return next((part for part in module.modules() if isinstance(part, CONVOLUTIONS)), None)
