@@ -259,13 +259,9 @@ def _wrong_size(model: Model, images: Tensor, own: tuple[int, ...], error: Excep
 def tap(
     module: nn.Module, names: Sequence[str], gradients: bool = True, runs: Mapping[str, int] | None = None
 ) -> Iterator[dict[str, Tensor]]:
-    """Capture the outputs of the named layers, as leaf tensors for gradients, while the context is open.
-
-    runs: how often a layer runs in a pass, if known: only its last run counts, and autograd records nothing
-    before it.
-    """
+    """Capture the outputs of the named layers, as leaf tensors for gradients, while the context is open."""
     taken: dict[str, Tensor] = {}
-    runs_left = dict(runs or {})
+    runs_left = dict(runs or {})  # only the last run of a layer counts; autograd records nothing before it
 
     def take(name: str, output: Any) -> Any:
         if runs_left.get(name, 1) > 1:

@@ -84,10 +84,7 @@ class Queue:
     def predict(
         self, count: int, make: Callable[[int, int], Tensor], read: Callable[[Tensor, int, int], Tensor]
     ) -> Tensor:
-        """Forward passes only. make(start, stop) builds images, read(logits, start, stop) reads them.
-
-        Call inside `frozen_eval(...)`.
-        """
+        """Forward passes, inside `frozen_eval(...)`. make(start, stop) builds images, read reads logits."""
         results: list[Tensor] = []
         job: Accelerator | None = None
         if self.chooses and count > self.batch_size:
@@ -112,10 +109,9 @@ class Queue:
         make: Callable[[int, int], tuple[Tensor, Tensor]],
         done: Callable[[Tensor, Tensor, int, int], Any],
     ) -> None:
-        """Gradients of the target's logit with respect to the input.
+        """Gradients of the target's logit with respect to the input, inside `frozen_eval(...)`.
 
         make(start, stop) returns images and targets; done(gradients, logits, start, stop) gets the results.
-        Call inside `frozen_eval(...)`.
         """
         job: Accelerator | None = None
 

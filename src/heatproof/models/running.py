@@ -148,11 +148,7 @@ def _parts_and_weights(module: nn.Module) -> tuple[list[nn.Module], list[nn.Para
 def watched(
     module: nn.Module, ended: Callable[..., None] | None = None, started: Callable[..., None] | None = None
 ) -> Iterator[None]:
-    """Call functions when each module of a network starts and ends, by hooks that are removed afterwards.
-
-    ended(name, module, args, kwargs, output) and started(name, module, args, kwargs); the network itself has
-    the name "".
-    """
+    """Call started(name, module, args, kwargs) and ended(..., output) for each module; "" is the network."""
     with ExitStack() as hooks:
         for name, part in module.named_modules():
             if started is not None:

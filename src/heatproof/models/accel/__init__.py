@@ -5,11 +5,9 @@ recorded as CUDA graphs (graphs.py). `accelerate=False` of a Model, or HEATPROOF
 environment, switches all of it off: passes then take the number of inputs that is given, or the usual one,
 and the network's modules run one by one.
 
-The number of inputs per pass is measured: past a point a larger batch is no faster, and on a CPU it is
-slower, since layer outputs then take tens of megabytes, which the C library requests from the system at every
-layer. If a trial costs at most a fiftieth of a job, a few batches of each size are timed in turns, once for a
-Model and an image size; a shorter job takes the usual size. Each image is computed independently, so only the
-last bits of a result may depend on the batch size.
+The number of inputs per pass is measured, once for a Model and an image size, if that costs at most a
+fiftieth of a job: on a CPU a large batch is slower, since layer outputs then take tens of megabytes, which
+the C library requests from the system at every layer. Only the last bits of a result may depend on it.
 """
 
 from __future__ import annotations
@@ -146,12 +144,9 @@ class Accelerator:
     ) -> Any:
         """function(images), or function(images, columns), as a CUDA graph; None if nothing is recorded.
 
-        Args:
-            request: what the function computes, besides the images and the network.
-            function: returns a tree of tensors; it is recorded the third time.
-            rows: number of images that the targets are of; all by default.
-            lasting: whether results may be read while other passes run, and are not copied. Otherwise they
-                are copies, and `replayed` finds the recording by the same request.
+        request: what the function computes, besides the images and the network, by which `replayed` finds it.
+        rows: number of images that the targets are of. lasting: whether results may be read while other
+        passes run, and are not copied.
         """
         graphs, module = self.graphs, self.model.module
         if graphs is None or not self.records:

@@ -154,11 +154,8 @@ class Graphs:
     ) -> Any:
         """function(*inputs), from a recording where there is one. The next pass overwrites the results.
 
-        Args:
-            pad: whether a recording of a larger batch may be used.
-            request: by which `replay` finds the recording.
-            reads: see `Recording`.
-            lasting: whether results are read while other passes run; they get memory of their own.
+        pad: whether a recording of a larger batch may be used. request: by which `replay` finds this one.
+        lasting: whether results are read while other passes run; they get memory of their own.
         """
         count = len(inputs[0])
         interrupts.check()
