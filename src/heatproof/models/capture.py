@@ -123,8 +123,21 @@ class SharedPass:
                     raise LayerError(f"layer {name!r} of {model.name} does not run; name one that does")
             chosen = choose(logits.detach()[: self.rows])
             leaves = (taken if self.of_layers else {}) | ({INPUT: inputs} if self.of_input else {})
+            gradients: dict[str, Tensor] = {}
             with model.computing():
-                gradients = _gradients(model.scores(logits[: self.rows], chosen), leaves)
+                # In evaluation mode images of a batch are independent: the gradient of the sum is each one's.
+                score = model.scores(logits[: self.rows], chosen).sum()
+                if leaves and not score.requires_grad:
+                    raise ModelError(
+                        "the model's output carries no gradient; does its forward run under torch.no_grad(), "
+                        "or checkpoint with use_reentrant=True? Switch that off"
+                    )
+                if leaves:
+                    with span("backward", inputs=self.rows if self.of_input else 0):
+                        found = torch.autograd.grad(score, list(leaves.values()), allow_unused=True)
+                    gradients = dict(zip(leaves, found, strict=True))
+        if unread := [name for name, gradient in gradients.items() if gradient is None]:
+            raise LayerError(f"layer {unread[0]!r} does not lead to the output; name one that does")
         return Passed(logits.detach(), chosen, taken, gradients)
 
     def trace(
@@ -192,25 +205,6 @@ class NotAPicture(Exception):
 
     def __init__(self, name: str, output: Tensor) -> None:
         self.name, self.output = name, output
-
-
-def _gradients(scores: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    if not leaves:
-        return {}
-    score = scores.sum()
-    if not score.requires_grad:
-        raise ModelError(
-            "the model's output carries no gradient; does its forward run under torch.no_grad(), or "
-            "checkpoint with use_reentrant=True? Switch that off"
-        )
-    # In evaluation mode images of a batch are independent, so the gradient of the sum is each image's own.
-    with span("backward", inputs=len(scores) if INPUT in leaves else 0):
-        gradients = torch.autograd.grad(score, list(leaves.values()), allow_unused=True)
-    by_name = dict(zip(leaves, gradients, strict=True))
-    for name, gradient in by_name.items():
-        if gradient is None:
-            raise LayerError(f"layer {name!r} does not lead to the output; name one that does")
-    return by_name
 
 
 @contextmanager
@@ -340,10 +334,27 @@ class Tail:
     def __init__(self, model: Model, image: Tensor, layer: str) -> None:
         self.model, self.layer = model, find_module(model.module, layer)
         self.inputs = model.ready(image[None])
-        self.recorded: dict[nn.Module, list[Any]] = {}
-        self.earlier: list[Any] = []  # what the layer returned in runs before its last one
-        self.output: Any = None
-        self.logits = self._record()
+        self.recorded: dict[nn.Module, list[Any]] = {}  # of modules that finish before the layer's last run
+        finished: dict[nn.Module, list[Any]] = {}
+        runs: list[Any] = []  # of the layer; most run once, a shared activation may run often
+
+        def ended(_name: str, module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
+            # A copy: in-place operations behind the module would change the recording.
+            output = tree_map_only(Tensor, torch.clone, output)
+            if module is self.layer:
+                runs.append(output)
+                self.recorded = {m: list(outputs) for m, outputs in finished.items()}
+                return
+            for part in module.modules():  # when it returns its recorded output, its children do not run
+                if part is not module:
+                    finished.pop(part, None)
+            finished.setdefault(module, []).append(output)
+
+        with watched(model.module, ended):
+            self.logits = model.forward(self.inputs)
+        parts = set(self.layer.modules())
+        self.recorded = {m: outputs for m, outputs in self.recorded.items() if m not in parts}
+        *self.earlier, self.output = runs  # what the layer returned in runs before its last one, and there
         tensor = first_tensor(self.output)
         assert tensor is not None
         if function := layer.partition("+")[2]:  # the network applies it again, without effect
@@ -368,30 +379,6 @@ class Tail:
         # The input is expanded too: code outside of the recorded modules may read it or its batch size.
         with self._replayed(changed, count):
             return self.model.forward(self.inputs.expand(count, *self.inputs.shape[1:]))
-
-    def _record(self) -> Tensor:
-        """Record the outputs of modules that finish before the layer's last run does, in one pass."""
-        finished: dict[nn.Module, list[Any]] = {}
-        runs: list[Any] = []  # of the layer; most run once, a shared activation may run often
-
-        def ended(_name: str, module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
-            # A copy: in-place operations behind the module would change the recording.
-            output = tree_map_only(Tensor, torch.clone, output)
-            if module is self.layer:
-                runs.append(output)
-                self.recorded = {m: list(outputs) for m, outputs in finished.items()}
-                return
-            for part in module.modules():  # when it returns its recorded output, its children do not run
-                if part is not module:
-                    finished.pop(part, None)
-            finished.setdefault(module, []).append(output)
-
-        with watched(self.model.module, ended):
-            logits = self.model.forward(self.inputs)
-        parts = set(self.layer.modules())
-        self.recorded = {m: outputs for m, outputs in self.recorded.items() if m not in parts}
-        *self.earlier, self.output = runs
-        return logits
 
     @contextmanager
     def _replayed(self, changed: Any, count: int) -> Iterator[None]:

@@ -1,14 +1,11 @@
 """Heads with an output per pixel or per box, and which head a network has.
 
-    segmentation   column (c, i): the sum of class c's logits over the region that was chosen in image i: a
-                   given mask, or where the clean image is predicted to show the target class
-    detection      column i: the score of the box that overlaps the reference box of image i by IoU >= 0.5,
-                   of the same class, 0 where there is none; the reference is given or the best box of the
-                   clean image
-
-These heads are bound to the regions or boxes of some images (`models/queue.py`), which then stay the same
-however the images are changed, and whichever weights the network gets. Before that the region is the whole
-image (its mean logits, a column for each class), and the box is any box (one column: the highest score).
+Column (c, i) of a segmentation is the sum of class c's logits over the region that was chosen in image i: a
+given mask, or where the clean image is predicted to show the target class. Column i of a detection is the
+score of the box that overlaps the reference box of image i by IoU >= 0.5, of the same class, 0 where there is
+none; the reference is given or the best box of the clean image. The heads are bound to these regions or boxes
+(queue.py), which then stay the same however images and weights are changed. Before that the region is the
+whole image (its mean logits, a column for each class), and the box is any box (the highest score).
 
 A head is named, or the first pass determines it. Embeddings and values cannot be distinguished from logits:
 those heads must be named. Nor can sigmoids be distinguished from logits in [0, 1] by their numbers; the
@@ -20,7 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields, replace
 from os import PathLike
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -43,19 +40,15 @@ ADD_A_HEAD = (
 )
 
 
-class Place(NamedTuple):
-    """A class and its region: a mask "H W" or "b H W", or a box (x0, y0, x1, y1) or "b 4"."""
+def as_place(targets: Any) -> tuple[Any, Tensor | None]:
+    """A class and its region, None if targets are anything else, such as two class numbers.
 
-    classes: Any
-    where: Tensor
-
-
-def as_place(targets: Any) -> Place | None:
-    """(class, region) as a user writes it; None for anything else, such as two class numbers."""
+    A region is a mask "H W" or "b H W", or a box (x0, y0, x1, y1) or "b 4".
+    """
     if not isinstance(targets, tuple) or len(targets) != 2 or isinstance(targets[1], int):
-        return None
+        return targets, None
     where = torch.as_tensor(targets[1])
-    return Place(targets[0], where) if where.ndim else None
+    return (targets[0], where) if where.ndim else (targets, None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,11 +102,9 @@ class Segmentation(Dense):
     def settled(self, module: nn.Module, output: Any, table: Tensor, last: LastStep) -> Head:
         given = logits_of(output)
         given = given if isinstance(given, Tensor) else given[0]
-        ends = ""
-        if in_unit_interval(given):
-            softmax = "softmax" if last.of(given) in ("softmax", "_softmax") else ""
-            ends = "sigmoid" if last.is_sigmoid(given) else softmax
-        return replace(self, ends=ends)
+        softmax = "softmax" if last.of(given) in ("softmax", "_softmax") else ""
+        ends = "sigmoid" if last.is_sigmoid(given) else softmax
+        return replace(self, ends=ends if in_unit_interval(given) else "")
 
     def pixel_logits(self, output: Any, count: int) -> Tensor:
         """Tensor "b k h w" or "b k d h w" logits."""
@@ -146,14 +137,13 @@ class Segmentation(Dense):
 
     def bind(self, seen: list[Tensor], targets: Any) -> Segmentation:
         predicted = torch.stack(seen)  # "i h w" or "i d h w": the class of each pixel
-        place = as_place(targets)
-        classes = place.classes if place else targets
+        classes, where = as_place(targets)
         if classes is None:
             wanted = torch.stack([_largest(pixels) for pixels in predicted.flatten(1)])
         else:
             wanted = _one_per_image(classes, len(seen)).to(predicted.device)
         shown = (predicted == per_map(wanted, predicted)).float()
-        regions = _mask(place.where, predicted) if place else shown
+        regions = shown if where is None else _mask(where, predicted)
         return replace(self, by_itself=False, where=regions, classes=wanted)
 
     def columns(self, targets: Any, device: torch.device) -> Columns:
@@ -184,8 +174,7 @@ class Segmentation(Dense):
         return first.argmax(1) == second.argmax(1)
 
     def _by_class(self, logits: Tensor) -> Tensor:
-        """Tensor "b k i"."""
-        return logits.view(len(logits), -1, max(1, self.bound))
+        return logits.view(len(logits), -1, max(1, self.bound))  # "b k i"
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,11 +205,10 @@ class Detection(Dense):
         return [{name: each[name].detach() for name in BOXES} for each in _detections(output, count)]
 
     def bind(self, seen: list[dict[str, Tensor]], targets: Any) -> Detection:
-        place, count = as_place(targets), len(seen)
-        classes = place.classes if place else targets
+        (classes, where), count = as_place(targets), len(seen)
         wanted = None if classes is None else _one_per_image(classes, count)
-        if place is not None and wanted is not None:
-            boxes = place.where.float()
+        if where is not None and wanted is not None:
+            boxes = where.float()
             if boxes.shape not in ((4,), (count, 4)):
                 raise TargetError(f"a box is four numbers x0, y0, x1, y1; got shape {tuple(boxes.shape)}")
             return replace(self, by_itself=False, where=boxes.expand(count, 4), classes=wanted)

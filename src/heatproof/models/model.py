@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
@@ -59,11 +59,6 @@ class ModelFacts:
     twin: Any = None  # a RandomTwin
     fits: dict[tuple[str, tuple[int, ...]], int] = field(default_factory=dict)  # inputs that fit in memory
     acceleration: AccelerationState = field(default_factory=AccelerationState)
-
-    def with_other_head(self) -> ModelFacts:
-        """The facts that hold for the same network, read by another head."""
-        state = replace(self.acceleration, graphs=None)
-        return replace(self, acceleration=state, columns=None, twin=None, keeps_twin=False)
 
 
 @dataclass(eq=False)

@@ -144,17 +144,17 @@ def bind_targets(model: Model, images: Tensor, targets: Any) -> tuple[Model, Any
         return model, targets
     if callable(targets) and not isinstance(targets, Tensor):
         return with_head(model, Function(function=targets)), None
-    place = as_place(targets)
-    if isinstance(model.head, Undetermined) and (place is not None or _needs_a_pass(model.module)):
+    classes, where = as_place(targets)
+    if isinstance(model.head, Undetermined) and (where is not None or _needs_a_pass(model.module)):
         model.logits(images[:1])
     head = model.head
     if not isinstance(head, Dense):
-        if place is not None:
+        if where is not None:
             raise TargetError(
                 f"(class, region) is for segmentation and detection; {model.name} has the head {head.name!r}"
             )
         return model, targets
-    if place is not None or head.bound != len(images):
+    if where is not None or head.bound != len(images):
         model = unbind_targets(model)
         seen: list[Any] = []
 
@@ -171,8 +171,7 @@ def bind_targets(model: Model, images: Tensor, targets: Any) -> tuple[Model, Any
         assert isinstance(model.head, Dense)
         head = model.head.bind(seen, targets)
         model = with_head(model, head)
-        targets = place.classes if place else targets
-    return model, head.columns(targets, model.device)
+    return model, head.columns(classes, model.device)
 
 
 def unbind_targets(model: Model) -> Model:
@@ -183,8 +182,9 @@ def unbind_targets(model: Model) -> Model:
 
 def with_head(model: Model, head: Head) -> Model:
     """The same network with another head."""
-    other = replace(model, head=head)
-    other.facts = model.facts.with_other_head()
+    other, known = replace(model, head=head), model.facts
+    acceleration = replace(known.acceleration, graphs=None)
+    other.facts = replace(known, acceleration=acceleration, columns=None, twin=None, keeps_twin=False)
     return other
 
 

@@ -47,10 +47,15 @@ ADD = (torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tens
 
 @dataclass(eq=False)
 class FoldedConv:
-    """A convolution and the norm behind it, with the folded weight and bias."""
+    """A convolution and the norm behind it, with the folded weight and bias.
+
+    fuses: whether it runs with the norm, shortcut and ReLU behind it as one cuDNN kernel.
+    """
 
     conv: nn.Conv2d
     norm: BatchNorm | None
+    fuses: bool = False
+    ran_fused: bool = False
     weight: Tensor | None = None
     bias: Tensor | None = None
 
@@ -60,6 +65,8 @@ class FoldedConv:
 
     def forwards(self) -> Sequence[Callable[[Tensor], Tensor]]:
         """The forwards of `parts` in a folded pass."""
+        if self.fuses:
+            return (self._start, self._pass_norm)[: len(self.parts)]
         weight = cast(Tensor, self.weight)
         return partial(self.conv._conv_forward, weight=weight, bias=self.bias), lambda images: images
 
@@ -79,16 +86,6 @@ class FoldedConv:
         else:
             torch.mul(own, scale.to(max_precision(own))[:, None, None, None], out=self.weight)
             self.bias.copy_(shift)
-
-
-@dataclass(eq=False)
-class FusedConv(FoldedConv):
-    """A convolution that runs with the norm, shortcut and ReLU behind it as one cuDNN kernel."""
-
-    fused: bool = False  # whether it ever ran fused
-
-    def forwards(self) -> Sequence[Callable[[Tensor], Tensor]]:
-        return (self._start, self._pass_norm)[: len(self.parts)]
 
     def _start(self, images: Tensor) -> Tensor:
         images = computed(images)
@@ -111,7 +108,7 @@ class FusedConv(FoldedConv):
     def with_relu(self, images: Tensor, shortcut: Tensor | None) -> Tensor:
         weight = cast(Tensor, self.weight)
         images, options = images.to(weight.dtype), (*_sides(self.conv), self.conv.groups)
-        self.fused = True
+        self.ran_fused = True
         if shortcut is None:
             return torch.cudnn_convolution_relu(images, weight, self.bias, *options)
         return torch.cudnn_convolution_add_relu(images, weight, shortcut, 1.0, self.bias, *options)
@@ -120,7 +117,7 @@ class FusedConv(FoldedConv):
 class DeferredConv(Tensor):
     """The output of a convolution, computed only when its reader is known."""
 
-    step: FusedConv
+    step: FoldedConv
     images: Tensor
     reads: list[tuple[Tensor, int | None]]  # tensors to be read, with versions to detect changes
     normed: bool
@@ -128,7 +125,7 @@ class DeferredConv(Tensor):
     output: Tensor | None
 
     @staticmethod
-    def __new__(cls, step: FusedConv, images: Tensor) -> DeferredConv:
+    def __new__(cls, step: FoldedConv, images: Tensor) -> DeferredConv:
         spans = zip(images.shape[2:], step.conv.kernel_size, *_sides(step.conv), strict=True)
         sides = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in spans]
         shape = (len(images), step.conv.out_channels, *sides)
@@ -228,13 +225,15 @@ class Folding:
         if fuse:  # a convolution whose norm cannot be folded is followed by no ReLU, and dropped below
             norms = dict(pairs)
             convolutions = (part for part in model.module.modules() if isinstance(part, nn.Conv2d))
-            tried.steps = [FusedConv(conv, norms.get(conv)) for conv in convolutions if _fusible(conv)]
+            tried.steps = [
+                FoldedConv(conv, norms.get(conv), fuses=True) for conv in convolutions if _fusible(conv)
+            ]
         try:
             # Structure alone cannot prove that folding is exact (shared modules, forwards with branches), so
             # the result is compared with the plain network before it is used.
             fine = not tried.steps or agree(model, plain, tried._logits(model, image))
             if fuse:
-                tried.steps = [s for s in tried.steps if isinstance(s, FusedConv) and s.fused]
+                tried.steps = [step for step in tried.steps if step.ran_fused]
                 fine = fine and agree(model, plain, tried._logits(model, image))
         except RuntimeError:  # cuDNN has no such kernel, or the network modifies a tensor before it is read
             fine = False
@@ -246,7 +245,7 @@ class Folding:
 
     @property
     def differentiable(self) -> bool:
-        return not any(isinstance(step, FusedConv) for step in self.steps)
+        return not any(step.fuses for step in self.steps)
 
     @torch.inference_mode(False)
     @torch.no_grad()
