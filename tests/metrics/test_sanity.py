@@ -61,7 +61,7 @@ def test_a_cached_twin_equals_a_new_twin_and_is_drawn_once(
 
     monkeypatch.setattr(derived, "reinitialise", counted)
     wrapped, before = Model(cnn), copy.deepcopy(cnn.state_dict())
-    derived.keep_twin(wrapped)
+    wrapped.facts.keeps_twin = True
     for _ in range(2):
         for seed in (3, 4):
             result, expected = (

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 import heatproof as hp
 from conftest import counting, randomise, small_cnn
 from heatproof.errors import InputError, LayerError, TargetError, UnknownNameError
+from heatproof.models.capture import Tail
 from heatproof.models.layers import find_module, picture_layers
 from heatproof.models.model import as_model
 from heatproof.models.running import frozen_eval
-from heatproof.models.tap import Tail
 from heatproof.registry import explainers, parse_call, split_calls
 
 CAMS = ["gradcam", "gradcam++", "layercam", "xgradcam", "hirescam", "eigencam", "eigengradcam"]

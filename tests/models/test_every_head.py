@@ -16,9 +16,9 @@ from heatproof.errors import HeatproofError, InputError
 from heatproof.metrics.kit import PerImage
 from heatproof.metrics.on_parts import part_occlusion
 from heatproof.metrics.scene import BatchContext, CheckpointContext, ImagePool
-from heatproof.models.heads import HEADS
+from heatproof.models.dense_heads import HEADS
 from heatproof.models.model import Model
-from heatproof.models.targets import bind_targets
+from heatproof.models.queue import bind_targets
 from heatproof.registry import explainers, metrics
 from heatproof.run.score import measure
 from heatproof.types import Batch, Truth

@@ -19,7 +19,7 @@ from heatproof.cli import main
 from heatproof.errors import InputError, ModelError
 from heatproof.images import Preprocess
 from heatproof.models.queue import all_logits
-from heatproof.models.wrapped import is_function
+from heatproof.models.running import is_function
 from heatproof.registry import explainers
 from tiny_study import make_study, write_study
 

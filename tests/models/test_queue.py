@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import heatproof as hp
 from conftest import counting, needs_cuda, small_cnn
 from heatproof.errors import InputError
-from heatproof.models.accel import Accelerator, batches
-from heatproof.models.accel.batches import fastest, trial_sizes, usual_batch
+from heatproof.models import accel
+from heatproof.models.accel import Accelerator, fastest, trial_sizes, usual_batch
 from heatproof.models.accel.graphs import Graphs
 from heatproof.models.queue import Queue, all_logits
 from heatproof.models.running import frozen_eval
@@ -58,7 +58,7 @@ def test_a_long_job_is_measured_once_and_the_trial_is_a_small_share(
     count = 70_000  # 3 rounds of 64 + 128 + 256 inputs are a fiftieth of 67,200
     sizes: list[int] = []
     monkeypatch.setattr(
-        batches, "_seconds", lambda _model, batch: sizes.append(len(batch)) or 50.0 + len(batch)
+        accel, "_seconds", lambda _model, batch: sizes.append(len(batch)) or 50.0 + len(batch)
     )
     image = torch.zeros(8, 3, 32, 32)
     assert Accelerator(model).fastest_batch_size(image, count - 3000) == 128 and sizes == []
@@ -77,7 +77,7 @@ def test_the_usual_batch_stays_unless_another_is_clearly_faster(
     model: hp.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def takes(per_input: dict[int, float]) -> int:
-        monkeypatch.setattr(batches, "_seconds", lambda _m, batch: len(batch) * per_input[len(batch)])
+        monkeypatch.setattr(accel, "_seconds", lambda _m, batch: len(batch) * per_input[len(batch)])
         return fastest(model, torch.zeros(2, 3, 32, 32), trial_sizes(CPU, (32, 32)))
 
     assert takes({64: 1.0, 128: 1.0, 256: 0.97}) == 128
@@ -88,12 +88,12 @@ def test_the_usual_batch_stays_unless_another_is_clearly_faster(
             raise MemoryError
         return 1.0
 
-    monkeypatch.setattr(batches, "_seconds", short_of_memory)
+    monkeypatch.setattr(accel, "_seconds", short_of_memory)
     assert fastest(model, torch.zeros(2, 3, 32, 32), (64, 128, 256)) == 64
 
 
 def test_really_measured(model: hp.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "SHARE", 2.0)
+    monkeypatch.setattr(accel, "SHARE", 2.0)
     with counting(model.module) as passes:
         chosen = Accelerator(model).measured_batch_size(700)
     assert chosen in (4, 8, 16) and set(passes.batches) == {4, 8, 16}

@@ -14,11 +14,11 @@ import heatproof as hp
 from conftest import small_cnn
 from heatproof.errors import HeatproofError
 from heatproof.models.accel.graphs import Graphs
+from heatproof.models.dense_heads import Detection, Segmentation, box_overlap
 from heatproof.models.derived import untrained_copy
-from heatproof.models.heads import Detection, Embedding, Regression, Segmentation
-from heatproof.models.heads.dense import box_overlap
+from heatproof.models.heads import Embedding, Regression
 from heatproof.models.layers import default_layer, guessed_layer, why
-from heatproof.models.targets import bind_targets, with_head
+from heatproof.models.queue import bind_targets, with_head
 
 SIDE = 16
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from heatproof import explain
 from heatproof.errors import HeatproofError, LayerError
 from heatproof.models import Model, as_model
-from heatproof.models.tap import tap
+from heatproof.models.capture import tap
 from heatproof.train import Data, LeakMin, ablation_grid, fit, regime_recipe, small_net
 from heatproof.train.protocols import cam_layer, soft_gradcam, unit_mass
 from heatproof.train.recipe import TrainedBatch
@@ -42,7 +42,7 @@ def step_of(model: Model, data: Data) -> TrainedBatch:
     images = model.ready(model.preprocess.normalise(data.images.double() / 255))
     with tap(model.module, ["layer4"]) as taken:
         logits = model.module(images)  # model.forward would do; the module shows that logits keep float64
-    return TrainedBatch(model, images, data.labels, data.masks, logits, taken.outputs)
+    return TrainedBatch(model, images, data.labels, data.masks, logits, taken)
 
 
 def eq2(model: Model, data: Data, lam: float, alpha: float) -> Tensor:
@@ -126,8 +126,8 @@ def test_it_is_the_gradcam_that_explain_gives() -> None:
     with tap(model.module, ["layer4"]) as taken:
         logits = model.forward(model.ready(images))
     positive = data.labels == 1
-    step = TrainedBatch(model, images, data.labels, data.masks, logits, taken.outputs)
-    ours = soft_gradcam(step, taken.outputs["layer4"], positive)
+    step = TrainedBatch(model, images, data.labels, data.masks, logits, taken)
+    ours = soft_gradcam(step, taken["layer4"], positive)
     maps = explain(model, images[positive], "gradcam", targets=1)["gradcam"]
     theirs = F.interpolate(maps.values[:, None], images.shape[2:], mode="bilinear")[:, 0]
     torch.testing.assert_close(ours, theirs)

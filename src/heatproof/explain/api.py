@@ -17,10 +17,8 @@ from heatproof.models.accel import Accelerator
 from heatproof.models.capture import NotAPicture, SharedPass, capture
 from heatproof.models.heads import Columns
 from heatproof.models.model import Model, as_model, check_pixels
-from heatproof.models.queue import Queue
-from heatproof.models.running import frozen_eval
-from heatproof.models.targets import bind_targets
-from heatproof.models.wrapped import checkpoints_in_a_sentence, is_function, is_quantised
+from heatproof.models.queue import Queue, bind_targets
+from heatproof.models.running import checkpoints_in_a_sentence, frozen_eval, is_function, is_quantised
 from heatproof.registry import (
     Explainer,
     call_text,

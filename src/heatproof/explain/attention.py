@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from heatproof.errors import ModelError
 from heatproof.explain.rules import OWN_PASS, Rules, attend
+from heatproof.models.capture import replace_first
 from heatproof.models.layers import Layout, first_tensor, layout_of
 from heatproof.models.model import Model
 from heatproof.models.running import at_least_float
-from heatproof.models.tap import replace_first
 from heatproof.registry import Card, explainer
 from heatproof.types import Trace
 

@@ -35,14 +35,12 @@ from heatproof.metrics.kit import NOT_FINITE, Passes, refuse_volumes
 from heatproof.metrics.results import Cause, PerImage
 from heatproof.metrics.sanity import CHANGED, KINDS, Layers, Methods, value_range
 from heatproof.metrics.scene import BatchContext
-from heatproof.models.capture import capture
+from heatproof.models.capture import capture, tap
 from heatproof.models.heads import Columns
 from heatproof.models.layers import layout_of
 from heatproof.models.model import Model, as_model
-from heatproof.models.queue import Queue
+from heatproof.models.queue import Queue, bind_targets, unbind_targets
 from heatproof.models.running import frozen_eval
-from heatproof.models.tap import tap
-from heatproof.models.targets import bind_targets, unbind_targets
 from heatproof.registry import metric
 from heatproof.types import Images, size_of
 
@@ -172,7 +170,7 @@ def _cam(model: Model, layer: str, images: Tensor, classes: Tensor) -> tuple[Ten
     inputs = model.ready(images.requires_grad_())
     with Rules(SMOOTH), tap(model.module, (layer,), True, model.facts.layer_runs) as taken:
         logits = model.forward(inputs)
-    output = taken.outputs[layer]
+    output = taken[layer]
     (gradient,) = torch.autograd.grad(model.scores(logits, classes).sum(), output, create_graph=True)
     layout = layout_of(output, inputs, model.module)
     assert layout is not None

@@ -46,9 +46,8 @@ from heatproof.metrics.results import Cause, Curve, PerImage
 from heatproof.metrics.scene import BatchContext
 from heatproof.metrics.stats import same_length
 from heatproof.models.model import Model, as_model
-from heatproof.models.queue import Queue
+from heatproof.models.queue import Queue, bind_targets
 from heatproof.models.running import at_least_float, frozen_eval, memory_format
-from heatproof.models.targets import bind_targets
 from heatproof.registry import metric
 from heatproof.types import ArrayLike, Images, Maps, constant, per_map, size_of, upsample
 

@@ -49,9 +49,8 @@ from heatproof.metrics.sanity import Layers, Methods
 from heatproof.metrics.scene import ImagePool
 from heatproof.models.derived import disconnected
 from heatproof.models.model import Model, as_model
-from heatproof.models.queue import all_logits
+from heatproof.models.queue import all_logits, unbind_targets
 from heatproof.models.running import is_out_of_memory
-from heatproof.models.targets import unbind_targets
 from heatproof.registry import metric
 from heatproof.types import ArrayLike, Images, size_of
 

@@ -66,9 +66,8 @@ from heatproof.metrics.kit import (
 from heatproof.metrics.results import Cause, PerImage
 from heatproof.metrics.scene import BatchContext
 from heatproof.models.model import Model, as_model
-from heatproof.models.queue import Queue
+from heatproof.models.queue import Queue, bind_targets
 from heatproof.models.running import at_least_float, frozen_eval
-from heatproof.models.targets import bind_targets
 from heatproof.registry import metric
 from heatproof.types import ArrayLike, Images, Maps, constant, per_map, size_of
 

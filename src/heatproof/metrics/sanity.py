@@ -39,10 +39,9 @@ from heatproof.metrics.kit import Passes, cached
 from heatproof.metrics.results import Cause, Curve, PerImage
 from heatproof.metrics.scene import BatchContext
 from heatproof.models.derived import copy_of, from_the_head, twin_of
-from heatproof.models.heads.classes import OneOfMany
+from heatproof.models.heads import OneOfMany
 from heatproof.models.model import Model, as_model
-from heatproof.models.queue import all_logits
-from heatproof.models.targets import bind_targets
+from heatproof.models.queue import all_logits, bind_targets
 from heatproof.registry import metric
 from heatproof.types import ArrayLike, Images, Maps, per_map
 

@@ -52,10 +52,8 @@ from heatproof.metrics.scene import BatchContext, Change
 from heatproof.models.derived import untrained_copy
 from heatproof.models.heads import Columns
 from heatproof.models.model import Model, as_model
-from heatproof.models.queue import Queue
-from heatproof.models.running import frozen_eval
-from heatproof.models.targets import bind_targets
-from heatproof.models.wrapped import is_function
+from heatproof.models.queue import Queue, bind_targets
+from heatproof.models.running import frozen_eval, is_function
 from heatproof.registry import explainers, metric, parse_call
 from heatproof.types import Images, Maps, per_map, size_of, spatial_dims, upsample
 

@@ -39,17 +39,8 @@ class ClassCountError(CheckpointError):
         self.classes = classes
 
 
-def load_checkpoint(
-    module: nn.Module,
-    path: str | Path,
-    *,
-    allow_pickle: bool = False,
-    **options: Any,
-) -> None:
-    """Write the file's weights into the module, all of them, or raise and change nothing.
-
-    options: those of write_weights.
-    """
+def load_checkpoint(module: nn.Module, path: str | Path, allow_pickle: bool = False, **options: Any) -> None:
+    """Write a file's weights into the module; options: those of write_weights."""
     write_weights(module, read_checkpoint(path, allow_pickle), str(path), **options)
 
 
@@ -75,12 +66,15 @@ def write_weights(
     unexpected = [k for k in given if k not in wanted]
     reshaped = [k for k in given if k in wanted and given[k].shape != _shape(wanted[k])]
     # Only a head of another size is a mistake that can be repaired by building the network again.
-    classes = None if missing or unexpected else _class_count(reshaped, given, wanted)
+    # It is one if all that differs is the first axis, everywhere in the same way.
+    heads = {(*_shape(wanted[k])[:1], *given[k].shape[:1]) for k in reshaped}
+    same_features = all(_shape(wanted[k])[1:] == given[k].shape[1:] for k in reshaped)
+    head = heads.pop() if len(heads) == 1 and same_features and not missing and not unexpected else ()
     name = name or type(module).__name__
-    if classes is not None and new_head:
+    if len(head) == 2 and new_head:
         given = {k: v for k, v in given.items() if k not in reshaped}
-    elif classes is not None:
-        ours = _shape(wanted[reshaped[0]])[0]
+    elif len(head) == 2:
+        ours, classes = head
         raise ClassCountError(
             f"{source} has {classes} classes but {name} was made with {ours}; make it with {classes}", classes
         )
@@ -90,7 +84,8 @@ def write_weights(
         parts = ", ".join(f"{len(names)} {kind}{_few(names)}" for kind, names in kinds.items() if names)
         raise CheckpointError(f"{source} does not fit {name}: {parts}; build the model the file was made for")
     # load_state_dict would cast quantised integers to floats silently and the network would be wrong.
-    integers = [k for k, v in given.items() if not _is_real(v) and _is_real(wanted[k])]
+    real = {k for k, v in wanted.items() if isinstance(v, Tensor) and v.is_floating_point()}
+    integers = [k for k, v in given.items() if k in real and not v.is_floating_point()]
     if integers:
         raise CheckpointError(
             f"{source} holds integers ({given[integers[0]].dtype}) for {integers[0]}, a quantised weight "
@@ -125,7 +120,25 @@ def read_checkpoint(path: str | Path, allow_pickle: bool = False) -> dict[str, T
             raise CheckpointError(
                 f"{path} is not a complete safetensors file: {first_line(error)}"
             ) from error
-    content = _torch_load(path, allow_pickle)
+    try:
+        with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
+            warnings.simplefilter("ignore")  # about the age of the file's format; nothing a user can act on
+            content = torch.load(path, map_location="cpu", weights_only=not allow_pickle)
+    except Exception as error:  # a file that is anything else fails anywhere inside the reader
+        pickled = (
+            re.search(r"GLOBAL ([\w.]+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
+        )
+        if pickled:
+            cause = f"holds pickled Python objects ({pickled[1]}), not only weights; "
+            cause += f"save model.state_dict() instead, or {ALLOW_PICKLE}"
+        elif "TorchScript" in str(error):
+            cause = "is a TorchScript archive; save the model's state_dict() instead"
+        elif allow_pickle and isinstance(error, (ImportError, AttributeError)):
+            cause = f"holds objects of a class that cannot be imported here: {first_line(error)}"
+        else:
+            cause = "is not a checkpoint, or a broken one; save weights with "
+            cause += "torch.save(model.state_dict(), ...) or as safetensors"
+        raise CheckpointError(f"{path} {cause}") from (None if pickled else error)
     weights = _weights_in(content)
     if weights is None:
         names = _few(content) if isinstance(content, Mapping) else ""
@@ -133,37 +146,6 @@ def read_checkpoint(path: str | Path, allow_pickle: bool = False) -> dict[str, T
             f"{path} holds no weights but a {type(content).__name__}{names}; save model.state_dict() instead"
         )
     return weights
-
-
-def _torch_load(path: Path, allow_pickle: bool) -> Any:
-    try:
-        with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
-            warnings.simplefilter("ignore")  # about the age of the file's format; nothing a user can act on
-            return torch.load(path, map_location="cpu", weights_only=not allow_pickle)
-    except pickle.UnpicklingError as error:
-        if pickled := re.search(r"GLOBAL ([\w.]+)", str(error)):
-            raise CheckpointError(
-                f"{path} holds pickled Python objects ({pickled[1]}), not only weights; "
-                f"save model.state_dict() instead, or {ALLOW_PICKLE}"
-            ) from None
-        raise _not_a_checkpoint(path) from error
-    except Exception as error:  # a file that is anything else fails anywhere inside the reader
-        if "TorchScript" in str(error):
-            raise CheckpointError(
-                f"{path} is a TorchScript archive; save the model's state_dict() instead"
-            ) from error
-        if allow_pickle and isinstance(error, (ImportError, AttributeError)):
-            raise CheckpointError(
-                f"{path} holds objects of a class that cannot be imported here: {first_line(error)}"
-            ) from error
-        raise _not_a_checkpoint(path) from error
-
-
-def _not_a_checkpoint(path: Path) -> CheckpointError:
-    return CheckpointError(
-        f"{path} is not a checkpoint, or a broken one; save weights with torch.save(model.state_dict(), ...) "
-        "or as safetensors"
-    )
 
 
 def _weights_in(content: Any) -> dict[str, Tensor] | None:
@@ -176,10 +158,6 @@ def _weights_in(content: Any) -> dict[str, Tensor] | None:
         if weights := _weights_in(content.get(wrapper)):
             return weights
     return {k: v for k, v in content.items() if isinstance(k, str) and isinstance(v, Tensor)} or None
-
-
-def _is_real(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def fit_names(
@@ -210,16 +188,6 @@ def fit_names(
         )
     prefix = (plain or best)[0] if prefix is None else prefix
     return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
-
-
-def _class_count(reshaped: list[str], given: Mapping[str, Tensor], wanted: Mapping[str, Any]) -> int | None:
-    """The file's number of classes, if all that differs is the first axis, everywhere in the same way."""
-    changes = {(_shape(wanted[k])[:1], given[k].shape[:1]) for k in reshaped}
-    only_first_axis = all(_shape(wanted[k])[1:] == given[k].shape[1:] for k in reshaped)
-    if len(changes) != 1 or not only_first_axis:
-        return None
-    (_, theirs) = changes.pop()
-    return int(theirs[0]) if theirs else None
 
 
 def _few(names: Iterable[Any], most: int = 3) -> str:

@@ -20,13 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from heatproof.errors import ModelError
-from heatproof.models.capture import capture
+from heatproof.models.capture import at_layers, capture, replace_first
 from heatproof.models.checkpoints import first_line
-from heatproof.models.heads import Undetermined
+from heatproof.models.heads import Multilabel, Undetermined
 from heatproof.models.layers import first_tensor, layout_of
 from heatproof.models.model import Model
 from heatproof.models.running import frozen_eval, watched
-from heatproof.models.tap import at_layers, replace_first
 
 MOST_BYTES = 2**30  # of random weights that a twin caches
 
@@ -130,20 +129,11 @@ class RandomTwin:
         torch._foreach_copy_(own, theirs)
 
 
-def keep_twin(model: Model) -> None:
-    """Declare that the network's weights do not change, so that its random twin can be cached."""
-    model.facts.keeps_twin = True
-
-
 def twin_of(model: Model, images: Tensor) -> RandomTwin:
-    """A twin with the network's own weights, cached if `keep_twin` was called."""
-    twin: RandomTwin | None = model.facts.twin
-    if twin is not None:
-        twin.takes(model.module)
-        return twin
-    twin = RandomTwin(model, images)
-    if model.facts.keeps_twin:
-        model.facts.twin = twin
+    """A twin with the network's own weights, cached if facts.keeps_twin says that they do not change."""
+    twin: RandomTwin = model.facts.twin or RandomTwin(model, images)
+    twin.takes(model.module)
+    model.facts.twin = twin if model.facts.keeps_twin else None
     return twin
 
 
@@ -190,6 +180,8 @@ def disconnected(
         trace = capture(model, pictures[:1].to(model.device), None, wanted, layer)
     place = {name: f"pictures.{i}" for i, name in enumerate(trace.layers)}
     height, width = trace.image_size
+    own = model.head
+    head = replace(own, by_itself=False, sigmoids=False) if isinstance(own, Multilabel) else Undetermined()
     return [
         Model(
             Disconnected(model, trace.layers, cells, cell),
@@ -199,7 +191,7 @@ def disconnected(
             layer=place.get(trace.layer or ""),
             scales=tuple(place[name] for name in trace.scales) or None,
             accelerate=model.accelerate,
-            head=model.head.of_logits or Undetermined(),
+            head=head,
         )
         for cell in range(cells**2)
     ]

@@ -2,12 +2,8 @@
 
 On its torch backend every Keras layer is an nn.Module that runs forward hooks, but a Keras model hides its
 layers from named_modules(). KerasClassifier walks the model's graph itself, with one child per layer under
-the layer's Keras name, so that hooks, tails and layer searches work as on any other network:
-
-    images "b c H W" -> (BGR, if the network needs it) -> "b H W c" -> the graph -> "b k" logits
-
-A final softmax or sigmoid is left out while the graph runs; the user's model keeps it. Layers and weights
-are the user's own, not copies.
+the layer's Keras name, so that hooks, tails and layer searches work as on any other network. A final softmax
+or sigmoid is left out while the graph runs. Layers and weights are the user's own, not copies.
 """
 
 from __future__ import annotations
@@ -16,6 +12,7 @@ import importlib
 import os
 import re
 import sys
+import tomllib
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -35,34 +32,18 @@ SQUASHING = {"softmax", "log_softmax", "sigmoid", "log_sigmoid"}
 TRANSPARENT = {"Dropout", "Flatten", "Identity", "Reshape"}  # may stand behind the squashing
 # A graph that starts with one of these scales its pixels itself.
 SCALING = {"Rescaling", "Normalization", "TrueDivide", "Divide", "Multiply", "Subtract", "GetItem", "Stack"}
-# Layers by which an application is known when it was taken apart and named anew.
-KNOWN_BY_LAYER = {
-    "conv5_block16_concat": "DenseNet121",
-    "mixed10": "InceptionV3",
-    "post_bn": "ResNet50V2",
-    "conv5_block3_out": "ResNet50",
-    "block5_conv3": "VGG16",
-    "block14_sepconv2": "Xception",
-    "out_relu": "MobileNetV2",
-}
 
 
 def import_keras() -> ModuleType:
     """Keras on the torch backend, which must be chosen before the first import."""
-    if "keras" not in sys.modules:
-        os.environ.setdefault("KERAS_BACKEND", "torch")
-        _check_backend(os.environ["KERAS_BACKEND"])
-    keras = need("keras", "keras")
-    _check_backend(keras.backend.backend())
-    return keras
-
-
-def _check_backend(backend: str) -> None:
+    keras = sys.modules.get("keras")
+    backend = keras.backend.backend() if keras else os.environ.setdefault("KERAS_BACKEND", "torch")
     if backend != "torch":
         raise ModelError(
             f"Keras is set to its {backend} backend, heatproof needs torch; "
             "set KERAS_BACKEND=torch before keras is imported"
         )
+    return need("keras", "keras")
 
 
 def is_keras(thing: Any) -> bool:
@@ -118,20 +99,18 @@ def applications() -> dict[str, Callable[..., Any]]:
 
 
 def preprocess_input(model: Any) -> Callable[..., Any] | None:
-    """The function that scales "... h w c" pixels in [0, 255] for this model; None if unknown.
-
-    The model is recognised as one of keras.applications by its name, by the name of a model inside it, or by
-    a layer; a model that starts by scaling takes pixels as they are.
-    """
+    """The function that scales "... h w c" pixels in [0, 255] for this model; None if unknown."""
     graph = _graph_of(model)
     first = next((op for op in graph.operations if type(op).__name__ != "InputLayer"), None)
     if type(first).__name__ in SCALING:
         return lambda pixels, data_format=None: pixels
+    by_layer = tomllib.loads(Path(__file__).with_name("families.toml").read_text())["keras_by_layer"]
+    # One of keras.applications is recognised by its name, by that of a model inside it, or by a layer.
     inner = [op for op in graph.operations if is_keras(op)]
     for part in (model, *inner):
         names = {layer.name for layer in part.layers}
-        by_layer = next((known for layer, known in KNOWN_BY_LAYER.items() if layer in names), "")
-        if function := _application(part.name) or _application(by_layer):
+        known = next((known for layer, known in by_layer.items() if layer in names), "")
+        if function := _application(part.name) or _application(known):
             return getattr(sys.modules[function.__module__], "preprocess_input", None)
     return None
 
@@ -152,6 +131,7 @@ class KerasGraph(nn.Module):
         graph = _graph_of(model)
         self._graph = (graph,)  # in a tuple: as a child, its weights would be listed twice
         self._squashing = _squashing_operation(graph) if logits else ""
+        self.final_activation = ""  # which is left out
         self._child_names: dict[str, str] = {}  # names are unique in a graph, but not all may name a child
         for operation in graph.operations:
             if type(operation).__name__ == "InputLayer":
@@ -163,29 +143,24 @@ class KerasGraph(nn.Module):
             name = f"{name}_" if hasattr(self, name) else name
             self.add_module(name, part)
             self._child_names[operation.name] = name
-
-    @property
-    def final_activation(self) -> str:
-        """Name of the final activation that is left out; "" if there is none."""
-        part = self._modules.get(self._child_names.get(self._squashing, ""))
-        if part is None or isinstance(part, KerasGraph):
-            return "" if part is None else part.final_activation
-        return _activation(part.operation if isinstance(part, Operation) else part)
+            if operation.name == self._squashing:
+                self.final_activation = (
+                    part.final_activation if is_keras(operation) else _activation(operation)
+                )
 
     def forward(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
-        training = self.training if training is None else training
-        outputs = self._graph[0]._run_through_graph(
-            inputs, operation_fn=lambda operation: self._callable(operation, training)
-        )
-        return outputs[0] if isinstance(outputs, (list, tuple)) and len(outputs) == 1 else outputs
+        trains = self.training if training is None else training
 
-    def _callable(self, operation: Any, training: bool) -> Callable[..., Any]:
-        part: Any = self._modules[self._child_names[operation.name]]
-        training = training and part.training  # a part that is frozen does not adapt
-        if operation.name == self._squashing and not isinstance(part, KerasGraph):
-            part = partial(_without_squashing, operation)
-        takes_training = isinstance(part, KerasGraph) or getattr(operation, "_call_has_training_arg", False)
-        return partial(part, training=True) if training and takes_training else part
+        def in_graph(operation: Any) -> Callable[..., Any]:
+            part: Any = self._modules[self._child_names[operation.name]]
+            adapts = trains and part.training  # a part that is frozen does not adapt
+            if operation.name == self._squashing and not isinstance(part, KerasGraph):
+                part = partial(_without_squashing, operation)
+            takes_it = isinstance(part, KerasGraph) or getattr(operation, "_call_has_training_arg", False)
+            return partial(part, training=True) if adapts and takes_it else part
+
+        outputs = self._graph[0]._run_through_graph(inputs, operation_fn=in_graph)
+        return outputs[0] if isinstance(outputs, (list, tuple)) and len(outputs) == 1 else outputs
 
 
 class KerasClassifier(KerasGraph):

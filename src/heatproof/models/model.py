@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,16 +19,8 @@ from heatproof.errors import InputError, ModelError, TargetError
 from heatproof.images.arrays import open_seen
 from heatproof.images.preprocess import Preprocess
 from heatproof.models.accel import AccelerationState, Accelerator
-from heatproof.models.heads import (
-    Columns,
-    Head,
-    LastStep,
-    Undetermined,
-    check_inputs,
-    named_head,
-    read_first,
-    vectors_of,
-)
+from heatproof.models.dense_heads import check_inputs, named_head, read_first
+from heatproof.models.heads import Columns, Head, LastStep, Undetermined, vectors_of
 from heatproof.models.running import (
     at_least_float,
     check_precision,
@@ -38,8 +30,9 @@ from heatproof.models.running import (
     is_out_of_memory,
     max_precision,
     memory_format,
+    refuse_wrapped,
+    unwrapped,
 )
-from heatproof.models.wrapped import refuse_wrapped, unwrapped
 from heatproof.timeline import span
 from heatproof.types import ArrayLike, Images, Picture
 
@@ -67,11 +60,6 @@ class ModelFacts:
     fits: dict[tuple[str, tuple[int, ...]], int] = field(default_factory=dict)  # inputs that fit in memory
     acceleration: AccelerationState = field(default_factory=AccelerationState)
 
-    def with_other_head(self) -> ModelFacts:
-        """The facts that hold for the same network, read by another head."""
-        state = replace(self.acceleration, graphs=None)
-        return replace(self, acceleration=state, columns=None, twin=None, keeps_twin=False)
-
 
 @dataclass(eq=False)
 class Model:
@@ -88,7 +76,7 @@ class Model:
         inputs_per_pass: for methods and metrics that need many, at the size that `preprocess` makes; chosen
             by throughput by default.
         accelerate: whether passes may run faster than module by module (see accel/).
-        head: what its output is: a head such as Multilabel(thresholds=...), or the name of one (see heads/).
+        head: what its output is: a head such as Multilabel(thresholds=...), or the name of one (heads.py).
             By default the first pass determines it where that is safe; until then it is `Undetermined`.
 
     Example:
@@ -209,7 +197,7 @@ class Model:
 
     @torch.no_grad()
     def embeddings(self, images: Tensor) -> Tensor:
-        """Tensor "b d": the vectors of an encoder, references of embedding heads (see heads/values.py)."""
+        """Tensor "b d": the vectors of an encoder, references of embedding heads (see heads.py)."""
         with frozen_eval(self.module):
             return at_least_float(vectors_of(self.output(self.ready(images)), len(images)))
 
@@ -238,10 +226,8 @@ class Model:
             torch.cuda.empty_cache()
         if self.name not in _reported:
             _reported.add(self.name)
-            text = (
-                "%s: memory does not hold a pass of %d images; smaller passes are made, whose results agree "
-            )
-            log.warning(text + "up to rounding", self.name, inputs)
+            text = "memory does not hold a pass of %d images; smaller passes are made, whose results agree"
+            log.warning(f"%s: {text} up to rounding", self.name, inputs)
 
     def input_gradient(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Gradient "b c h w" of each target's logit and the "b k" logits; one forward, one backward."""
@@ -363,7 +349,5 @@ def as_model(model: Model | nn.Module) -> Model:
     return load_model(model)
 
 
-def input_channels(module: nn.Module) -> int | None:
-    """Number of input channels of the first convolution, if there is one."""
-    convolutions = (part.in_channels for part in module.modules() if isinstance(part, CONVOLUTIONS))
-    return next(convolutions, None)
+def first_convolution(module: nn.Module) -> nn.Conv2d | nn.Conv3d | None:
+    return next((part for part in module.modules() if isinstance(part, CONVOLUTIONS)), None)

@@ -49,13 +49,10 @@ def _meanings(name: str) -> set[str]:
 def model_classes(
     pictures: Mapping[int, str], used: set[int], classes: Sequence[str] | None, count: int, name: str
 ) -> dict[int, int]:
-    """The model's class number for each class of a dataset.
+    """The model's class number for each class of a dataset, whose names must be among the model's.
 
-    Args:
-        pictures: names of the dataset's classes by number, of which those in `used` have images.
-        classes: the model's names, if known; it has `count` classes.
-
-    Numbers stay the same; names must be among the model's, at the same number or another.
+    pictures: names of the dataset's classes by number, of which those in `used` have images. classes: the
+    model's names, if known; it has `count` classes.
     """
     named = {k: text for k, text in pictures.items() if _plain(text) not in (str(k), f"class {k}")}
     same = {k: k for k in used}

@@ -1,21 +1,28 @@
-"""The queue through which all perturbed inputs pass.
+"""The queue through which all perturbed inputs pass, and targets as columns of the network's logits.
 
 A job is one (image, variant) pair. Jobs of all images are numbered through and run in full batches; the
 variants of a batch are built on the device when their turn comes, so memory does not grow with their number.
 The Model's accelerator (accel/) chooses the batch size and how passes run.
+
+A target that is a class number needs nothing. A function becomes the head of the network. For segmentation
+and detection one pass over the unchanged images finds the region of the class, or the box, and a copy of the
+Model stores it, so that perturbed images are scored by the same region or box.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from heatproof.errors import InputError
-from heatproof.models.accel import Accelerator, Job
-from heatproof.models.model import Model
+from heatproof.errors import InputError, TargetError
+from heatproof.models.accel import Accelerator
+from heatproof.models.dense_heads import Dense, as_place
+from heatproof.models.heads import Columns, Function, Head, Undetermined
+from heatproof.models.model import CONVOLUTIONS, Model
 from heatproof.models.running import frozen_eval, is_out_of_memory
 from heatproof.types import size_of
 
@@ -77,12 +84,9 @@ class Queue:
     def predict(
         self, count: int, make: Callable[[int, int], Tensor], read: Callable[[Tensor, int, int], Tensor]
     ) -> Tensor:
-        """Forward passes only. make(start, stop) builds images, read(logits, start, stop) reads them.
-
-        Call inside `frozen_eval(...)`.
-        """
+        """Forward passes, inside `frozen_eval(...)`. make(start, stop) builds images, read reads logits."""
         results: list[Tensor] = []
-        job: Job | None = None
+        job: Accelerator | None = None
         if self.chooses and count > self.batch_size:
             sample = make(0, min(count, SAMPLE))
             self.batch_size = Accelerator(self.model).fastest_batch_size(sample, count)
@@ -105,12 +109,11 @@ class Queue:
         make: Callable[[int, int], tuple[Tensor, Tensor]],
         done: Callable[[Tensor, Tensor, int, int], Any],
     ) -> None:
-        """Gradients of the target's logit with respect to the input.
+        """Gradients of the target's logit with respect to the input, inside `frozen_eval(...)`.
 
         make(start, stop) returns images and targets; done(gradients, logits, start, stop) gets the results.
-        Call inside `frozen_eval(...)`.
         """
-        job: Job | None = None
+        job: Accelerator | None = None
 
         def work(start: int, stop: int) -> tuple[Tensor, Tensor, int, int]:
             nonlocal job
@@ -129,3 +132,69 @@ def all_logits(
     queue = Queue(model, size_of(images), batch_size, progress)
     with frozen_eval(model.module):
         return queue.predict(len(images), lambda start, stop: images[start:stop], lambda logits, *_: logits)
+
+
+def bind_targets(model: Model, images: Tensor, targets: Any) -> tuple[Model, Any]:
+    """The Model whose columns are the targets, and the targets in a form that its check_targets accepts.
+
+    images: checked, "b c H W", not perturbed; in the order of the targets. A Model that is already bound to
+    as many images is returned unchanged.
+    """
+    if isinstance(targets, Columns):
+        return model, targets
+    if callable(targets) and not isinstance(targets, Tensor):
+        return with_head(model, Function(function=targets)), None
+    classes, where = as_place(targets)
+    if isinstance(model.head, Undetermined) and (where is not None or _needs_a_pass(model.module)):
+        model.logits(images[:1])
+    head = model.head
+    if not isinstance(head, Dense):
+        if where is not None:
+            raise TargetError(
+                f"(class, region) is for segmentation and detection; {model.name} has the head {head.name!r}"
+            )
+        return model, targets
+    if where is not None or head.bound != len(images):
+        model = unbind_targets(model)
+        seen: list[Any] = []
+
+        @torch.no_grad()
+        def work(start: int, stop: int) -> list[Any]:
+            inputs = model.ready(images[start:stop])
+            if not model.was_seen:
+                model.forward(inputs[:1])
+            assert isinstance(model.head, Dense)
+            return model.head.look(model.output(inputs.clone()), stop - start)
+
+        with frozen_eval(model.module):
+            Queue(model, size_of(images)).each(len(images), work, seen.extend, "forward")
+        assert isinstance(model.head, Dense)
+        head = model.head.bind(seen, targets)
+        model = with_head(model, head)
+    return model, head.columns(classes, model.device)
+
+
+def unbind_targets(model: Model) -> Model:
+    """The Model before it was bound to images."""
+    head = model.head
+    return with_head(model, head.free()) if isinstance(head, Dense) and head.bound else model
+
+
+def with_head(model: Model, head: Head) -> Model:
+    """The same network with another head."""
+    other, known = replace(model, head=head), model.facts
+    acceleration = replace(known.acceleration, graphs=None)
+    other.facts = replace(known, acceleration=acceleration, columns=None, twin=None, keeps_twin=False)
+    return other
+
+
+def _needs_a_pass(module: nn.Module) -> bool:
+    """Whether a pass must determine the head first: it may be dense, or a regression by its configuration."""
+    parts = list(module.modules())
+    regresses = getattr(getattr(module, "config", None), "problem_type", None) == "regression"
+    if regresses or any("anchor" in type(part).__name__.lower() for part in parts):
+        return True
+    if not any(isinstance(part, CONVOLUTIONS) for part in parts):
+        return False
+    owners = [part for part in parts if next(part.parameters(recurse=False), None) is not None]
+    return isinstance(owners[-1], CONVOLUTIONS) or not any(isinstance(part, nn.Linear) for part in parts)

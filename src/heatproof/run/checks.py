@@ -34,13 +34,13 @@ from heatproof.images.files import Size, picture_size
 from heatproof.images.source import check_annotations, draw
 from heatproof.metrics.classifier import ClassOrder, class_order
 from heatproof.models.capture import refusal_in_a_sentence
+from heatproof.models.dense_heads import Dense
 from heatproof.models.heads import Head, Multilabel
-from heatproof.models.heads.dense import Dense
 from heatproof.models.layers import find_module
-from heatproof.models.libraries import sized
-from heatproof.models.model import CONVOLUTIONS, Model, input_channels
+from heatproof.models.load import sized
+from heatproof.models.model import Model, first_convolution
 from heatproof.models.names import LITE, model_classes
-from heatproof.models.wrapped import function_in, is_function
+from heatproof.models.running import function_in, is_function
 from heatproof.registry import check_volumes, metrics
 from heatproof.run.config import as_config, at
 from heatproof.run.metrics import MetricRequest, in_a_run, read_metrics
@@ -420,8 +420,8 @@ def input_warnings(model: Model, files: Iterable[object], given: Collection[str]
     seen = model.preprocess
     if len(seen.size) != 2:
         return
-    channels = input_channels(model.module)
-    if channels is not None and channels != seen.channels:
+    first = first_convolution(model.module)
+    if first is not None and (channels := first.in_channels) != seen.channels:
         yield f"the first layer of {model.name} takes {channels} channels, but mean has {seen.channels}"
     if "size" not in given:
         shape = "x".join(map(str, seen.size))
@@ -464,7 +464,7 @@ def _pretrained_config(module: nn.Module) -> dict[str, tuple[float, ...]]:
 
 def _declared_sizes(module: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Height and width that the network declares, by the source of the declaration."""
-    patches = next((part for part in module.modules() if isinstance(part, CONVOLUTIONS)), None)
+    patches = first_convolution(module)
     for name, weight in module.named_parameters():
         if not name.removesuffix(".weight").endswith(POSITIONS) or patches is None:
             continue

@@ -9,7 +9,7 @@ Rows beside the metrics, each about one image:
                   multi-label: of every label, which `label` repeats where the image has it
     predicted     the predicted class; NaN with the reason where the model's output is NaN;
                   multi-label: one for each label that reaches its threshold, else -1 and a sentence
-    value         of a head without classes (models/heads/): the explained scalar, such as a regression's
+    value         of a head without classes (models/heads.py): the explained scalar, such as a regression's
                   value, a similarity, the sum of logits in a region, a box's score; `probability` where the
                   head has one, `predicted` the number of the value, reference or class
     degenerate    1 where the map is constant, else 0; for each method, so its mean is the share of such maps.
@@ -42,7 +42,7 @@ from heatproof.images import Failure
 from heatproof.metrics.kit import Cause, PerImage, blanked, finite
 from heatproof.metrics.scene import BatchContext
 from heatproof.models import predicted, probabilities
-from heatproof.models.heads.dense import Dense
+from heatproof.models.dense_heads import Dense
 from heatproof.models.model import Model
 from heatproof.registry import explainers, parse_call
 from heatproof.run.metrics import MetricRequest, read_metrics

@@ -13,8 +13,8 @@ from heatproof.explain.providers import is_path, provided
 from heatproof.images import Source
 from heatproof.images.findings import THRESHOLD, entry_id, finding_name
 from heatproof.models import Model
-from heatproof.models.derived import keep_twin
-from heatproof.models.heads import Multilabel, chosen_head
+from heatproof.models.dense_heads import chosen_head
+from heatproof.models.heads import Multilabel
 from heatproof.registry import explainers, parse_call
 from heatproof.run.config import Study, as_config, at, check_images, open_images, read_study, study_from
 from heatproof.run.metrics import MetricRequest, read_metrics, repetitions
@@ -171,7 +171,7 @@ class ResolvedStudy:
             if self.hashes.get(checkpoint) not in (None, weights_hash(wanted, model)):
                 raise CheckpointError(f"the weights of {checkpoint!r} changed during the run; restore them")
             # Weights are constant within a run, so control maps of all batches can share the random networks.
-            keep_twin(model)
+            model.facts.keeps_twin = True
             self._model = key, model
         return self._model[1]
 

@@ -65,7 +65,7 @@ def find_checkpoints(study: Study, folder: Path) -> list[Checkpoint]:
         checkpoints.append(Checkpoint(file.stem if alone else _relative(file, folder), file))
     if not checkpoints:
         if table.spec.partition(":")[0] in LIBRARIES_WITHOUT_WEIGHTS:
-            from heatproof.models.libraries import check_name
+            from heatproof.models.load import check_name
 
             check_name(table.spec)
             raise InputError(

@@ -27,8 +27,7 @@ from heatproof.metrics.scene import BatchContext, ImagePool
 from heatproof.models import Model
 from heatproof.models.accel import Accelerator
 from heatproof.models.heads import Multilabel
-from heatproof.models.queue import all_logits
-from heatproof.models.targets import bind_targets
+from heatproof.models.queue import all_logits, bind_targets
 from heatproof.rows import of_prediction
 from heatproof.run.group import group_rows
 from heatproof.run.plan import Block, PlannedUnit, RunPlan

@@ -37,11 +37,11 @@ from heatproof.disk import Content, write_whole
 from heatproof.errors import CheckpointError, InputError, ModelError, StoreError
 from heatproof.images.transforms import vary
 from heatproof.metrics.classifier import accuracy, auc
+from heatproof.models.capture import tap
 from heatproof.models.checkpoints import first_line, write_weights
 from heatproof.models.model import Model
 from heatproof.models.queue import Queue
 from heatproof.models.running import frozen_eval, restore_flags
-from heatproof.models.tap import tap
 from heatproof.train.data import Data
 from heatproof.train.networks import Parts, seeded, trained_parts
 from heatproof.train.recipe import BALANCED, Epoch, GradientNorm, History, Phase, Recipe, TrainedBatch
@@ -217,7 +217,7 @@ def _loss(model: Model, plan: EpochPlan, inputs: TrainInputs) -> Tensor:
         logits = model.forward(inputs.images)
     loss = cross_entropy(plan.phase, logits, inputs.labels, plan.weights)
     if plan.phase.penalty is not None:
-        loss = loss + plan.phase.penalty(TrainedBatch(model, *inputs, logits, taken.outputs))
+        loss = loss + plan.phase.penalty(TrainedBatch(model, *inputs, logits, taken))
     return loss
 
 

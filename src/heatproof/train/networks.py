@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from heatproof.errors import InputError, LayerError, did_you_mean
 from heatproof.images.preprocess import Preprocess
 from heatproof.models.layers import find_module, first_tensor, known_scales, layout_of
-from heatproof.models.model import Model, input_channels
+from heatproof.models.model import Model, first_convolution
 from heatproof.models.running import frozen_eval, watched
 from heatproof.train.recipe import Depth
 
@@ -88,7 +88,8 @@ def new_head(model: Model, classes: int, names: tuple[str, ...] | None = None, s
     if names is not None and len(names) != max(2, classes):
         raise InputError(f"there are {len(names)} class names for {classes} outputs; they must match")
     module = model.module
-    channels = input_channels(module) or model.preprocess.channels
+    first = first_convolution(module)
+    channels = first.in_channels if first else model.preprocess.channels
     path = head_name(model, watch(model, torch.zeros(1, channels, *model.preprocess.size)))
     old = module.get_submodule(path)
     fresh: nn.Module

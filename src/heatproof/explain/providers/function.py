@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.models.wrapped import function_in
+from heatproof.models.running import function_in
 from heatproof.registry import Card, Explainer, explainers
 from heatproof.types import Signed, Trace
 

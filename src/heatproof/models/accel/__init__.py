@@ -1,18 +1,22 @@
 """Faster passes with the results of the plain network, up to rounding. Entry point: `Accelerator`.
 
-    batches.py   the number of inputs per pass at which a network is fastest
-    folding.py   batch norms folded into convolutions; on a GPU fused with shortcut and ReLU
-    graphs.py    passes recorded as CUDA graphs
+Batch norms are folded into convolutions, on a GPU fused with shortcut and ReLU (folding.py), and passes are
+recorded as CUDA graphs (graphs.py). `accelerate=False` of a Model, or HEATPROOF_ACCELERATE=0 in the
+environment, switches all of it off: passes then take the number of inputs that is given, or the usual one,
+and the network's modules run one by one.
 
-`accelerate=False` of a Model, or HEATPROOF_ACCELERATE=0 in the environment, switches all of it off: passes
-then take the number of inputs that is given, or the usual one, and the network's modules run one by one.
+The number of inputs per pass is measured, once for a Model and an image size, if that costs at most a
+fiftieth of a job: on a CPU a large batch is slower, since layer outputs then take tens of megabytes, which
+the C library requests from the system at every layer. Only the last bits of a result may depend on it.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Hashable
+import statistics
+import time
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,7 +26,6 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from heatproof.models.accel.batches import fastest, is_worth_a_trial, trial_sizes, usual_batch
 from heatproof.models.accel.folding import Folding, is_watched
 from heatproof.models.accel.graphs import Graphs, drop_recordings, recordable
 from heatproof.models.running import frozen_eval
@@ -34,6 +37,12 @@ if TYPE_CHECKING:
 
 SWITCH = "HEATPROOF_ACCELERATE"
 WORTH_IT = 256  # inputs of a job from which folding saves more time than computing its weights takes
+PIXELS = 224 * 224
+CPU_USUAL, CUDA_USUAL = 8, 256  # at 224x224; half and twice as many are tried too
+CPU_MOST, CUDA_MOST = 128, 1024  # of small images
+SHARE = 0.02  # largest cost of a trial, as a share of the job
+ROUNDS = 2
+FASTER = 0.95  # share of the usual size's time below which another size is chosen
 
 
 @dataclass
@@ -55,6 +64,8 @@ class Accelerator:
     def __init__(self, model: Model) -> None:
         self.model, self.state = model, model.facts.acceleration
         self.enabled = model.accelerate and os.environ.get(SWITCH, "1") != "0"
+        self.used: Folding | None = None  # in the passes of a job
+        self.key: Hashable = None  # of the recordings of a job
 
     def batch_size(self, image_size: tuple[int, ...]) -> int:
         """Inputs per pass: as given, scaled by the area of the images, or the usual number."""
@@ -83,9 +94,39 @@ class Accelerator:
         with frozen_eval(model.module):
             return self.fastest_batch_size(noise.to(model.device), count)
 
-    def job(self, images: Tensor, count: int) -> Job:
-        """Passes of a job of `count` inputs like these images. Call inside `frozen_eval(...)`."""
-        return Job(self, images, count)
+    def job(self, images: Tensor, count: int) -> Accelerator:
+        """Prepare a job of `count` inputs like these images, without our hooks, inside `frozen_eval(...)`."""
+        self.used = self.folding(images[:1]) if count >= WORTH_IT else None
+        if self.used is not None:
+            self.used.refresh()
+        # A recording reads the folded weights, so they must live as long as it does.
+        self.key = self.graphs and (self.graphs.state(self.model.module), self.model.precision, self.used)
+        return self
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Tensor "b k" for images that are `ready`, in a job."""
+        if self.graphs is None:
+            return self._logits(images)
+        logits: Tensor = self.graphs.run(("logits", self.key), self._logits, (images,), pad=True)
+        return logits.clone()
+
+    def input_gradients(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradient "b c h w" of each target's logit and the "b k" logits, in a job."""
+        with span("backward", inputs=len(images)):
+            pass  # counted here: a replayed recording runs no Python and opens no spans
+        if self.graphs is None:
+            return self._gradients(images, targets)
+        inputs = images, targets.to(images.device)
+        gradient, logits = self.graphs.run(("gradients", self.key), self._gradients, inputs, pad=True)
+        return gradient.clone(), logits.clone()
+
+    def _logits(self, images: Tensor) -> Tensor:
+        with self.used() if self.used else nullcontext():
+            return self.model.forward(images)
+
+    def _gradients(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        with self.used() if self.used and self.used.differentiable else nullcontext():
+            return self.model.input_gradient(images, targets)
 
     def fused(self, images: Tensor) -> Callable[[], AbstractContextManager[None]] | None:
         """A context in which convolutions run fused with norm and ReLU on a GPU; None if they cannot."""
@@ -103,12 +144,9 @@ class Accelerator:
     ) -> Any:
         """function(images), or function(images, columns), as a CUDA graph; None if nothing is recorded.
 
-        Args:
-            request: what the function computes, besides the images and the network.
-            function: returns a tree of tensors; it is recorded the third time.
-            rows: number of images that the targets are of; all by default.
-            lasting: whether results may be read while other passes run, and are not copied. Otherwise they
-                are copies, and `replayed` finds the recording by the same request.
+        request: what the function computes, besides the images and the network, by which `replayed` finds it.
+        rows: number of images that the targets are of. lasting: whether results may be read while other
+        passes run, and are not copied.
         """
         graphs, module = self.graphs, self.model.module
         if graphs is None or not self.records:
@@ -117,7 +155,8 @@ class Accelerator:
         if lasting:
             return graphs.run(key, function, inputs, lasting=True)
         reads = [tensor.detach() for tensor in (*module.parameters(), *module.buffers())]
-        return _copied(graphs.run(key, function, inputs, request=request, reads=reads))
+        results = graphs.run(key, function, inputs, request=request, reads=reads)
+        return tree_map_only(Tensor, Tensor.clone, results)  # the next pass overwrites them
 
     def replayed(self, request: Hashable, images: Tensor, targets: Any) -> Any:
         """Results of an earlier request from its recording; None if there is none or the network changed."""
@@ -125,12 +164,11 @@ class Accelerator:
         if graphs is None or graphs.reason or request not in graphs.requests:
             return None
         try:
-            results = graphs.replay(
-                request, self._inputs(images, targets), lambda: self._key(graphs, request)
-            )
+            inputs = self._inputs(images, targets)
+            results = graphs.replay(request, inputs, lambda: self._key(graphs, request))
         except torch.OutOfMemoryError:
             return None  # out of memory: the queue repeats the pass with half the inputs
-        return None if results is None else _copied(results)
+        return tree_map_only(Tensor, Tensor.clone, results)
 
     def describe(self) -> list[str]:
         """Sentences for a run's log: how the passes of this network run."""
@@ -197,43 +235,48 @@ class Accelerator:
         return request, graphs.state(model.module), model.device, model.precision, self.state.folding
 
 
-class Job:
-    """Passes of one job, without our hooks: folded and recorded if that saves time."""
-
-    def __init__(self, accelerator: Accelerator, images: Tensor, count: int) -> None:
-        self.model, self.graphs = accelerator.model, accelerator.graphs
-        self.folding = accelerator.folding(images[:1]) if count >= WORTH_IT else None
-        if self.folding is not None:
-            self.folding.refresh()
-        # A recording reads the folded weights, so they must live as long as it does.
-        self.key = self.graphs and (self.graphs.state(self.model.module), self.model.precision, self.folding)
-
-    def logits(self, images: Tensor) -> Tensor:
-        """Tensor "b k" for images that are `ready`."""
-        if self.graphs is None:
-            return self._logits(images)
-        logits: Tensor = self.graphs.run(("logits", self.key), self._logits, (images,), pad=True)
-        return logits.clone()
-
-    def input_gradients(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradient "b c h w" of each target's logit and the "b k" logits."""
-        with span("backward", inputs=len(images)):
-            pass  # counted here: a replayed recording runs no Python and opens no spans
-        if self.graphs is None:
-            return self._gradients(images, targets)
-        inputs = images, targets.to(images.device)
-        gradient, logits = self.graphs.run(("gradients", self.key), self._gradients, inputs, pad=True)
-        return gradient.clone(), logits.clone()
-
-    def _logits(self, images: Tensor) -> Tensor:
-        with self.folding() if self.folding else nullcontext():
-            return self.model.forward(images)
-
-    def _gradients(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        with self.folding() if self.folding and self.folding.differentiable else nullcontext():
-            return self.model.input_gradient(images, targets)
+def usual_batch(device: torch.device, image_size: tuple[int, ...]) -> int:
+    """Batch size that suits most networks at this image size; the queue shrinks it if memory is short."""
+    usual, most = (CUDA_USUAL, CUDA_MOST) if device.type == "cuda" else (CPU_USUAL, CPU_MOST)
+    return max(1, min(most, usual * PIXELS // math.prod(image_size)))
 
 
-def _copied(results: Any) -> Any:
-    """Copy results out of the memory that the next pass overwrites."""
-    return tree_map_only(Tensor, Tensor.clone, results)
+def trial_sizes(device: torch.device, image_size: tuple[int, ...]) -> tuple[int, ...]:
+    usual = usual_batch(device, image_size)
+    return tuple(sorted({max(1, usual // 2), usual, 2 * usual}))
+
+
+def is_worth_a_trial(model: Model, image_size: tuple[int, ...], count: int) -> bool:
+    return count * SHARE >= (ROUNDS + 1) * sum(trial_sizes(model.device, image_size))
+
+
+@torch.no_grad()
+def fastest(model: Model, images: Tensor, sizes: Sequence[int]) -> int:
+    """The size with the least time per input; the usual one unless another is clearly faster."""
+    usual = usual_batch(model.device, size_of(images))
+    # Real images, repeated: a network may take longer for inputs unlike those it was trained on.
+    batches = {n: images[torch.arange(n, device=images.device) % len(images)] for n in sizes}
+    times: dict[int, list[float]] = {n: [] for n in sizes}
+    for turn in range(ROUNDS + 1):
+        for n, batch in list(batches.items()):
+            try:
+                seconds = _seconds(model, model.ready(batch))
+            except (RuntimeError, MemoryError):  # too large for the memory
+                del batches[n], times[n]
+                continue
+            if turn:  # the first warms up
+                times[n].append(seconds / n)
+    medians = {n: statistics.median(of) for n, of in times.items() if of}
+    best = min(medians, key=medians.__getitem__, default=usual)
+    return best if usual not in medians or medians[best] < FASTER * medians[usual] else usual
+
+
+def _seconds(model: Model, batch: Tensor) -> float:
+    def now() -> float:
+        if model.device.type == "cuda":
+            torch.cuda.synchronize(model.device)
+        return time.perf_counter()
+
+    begin = now()
+    model.forward(batch)
+    return now() - begin

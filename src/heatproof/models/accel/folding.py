@@ -30,7 +30,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from heatproof.models.running import frozen_eval, max_precision, usual_precision, watched
+from heatproof.models.running import forwards_replaced, frozen_eval, max_precision, usual_precision, watched
 
 if TYPE_CHECKING:
     from heatproof.models.model import Model
@@ -47,10 +47,15 @@ ADD = (torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tens
 
 @dataclass(eq=False)
 class FoldedConv:
-    """A convolution and the norm behind it, with the folded weight and bias."""
+    """A convolution and the norm behind it, with the folded weight and bias.
+
+    fuses: whether it runs with the norm, shortcut and ReLU behind it as one cuDNN kernel.
+    """
 
     conv: nn.Conv2d
     norm: BatchNorm | None
+    fuses: bool = False
+    ran_fused: bool = False
     weight: Tensor | None = None
     bias: Tensor | None = None
 
@@ -60,6 +65,8 @@ class FoldedConv:
 
     def forwards(self) -> Sequence[Callable[[Tensor], Tensor]]:
         """The forwards of `parts` in a folded pass."""
+        if self.fuses:
+            return (self._start, self._pass_norm)[: len(self.parts)]
         weight = cast(Tensor, self.weight)
         return partial(self.conv._conv_forward, weight=weight, bias=self.bias), lambda images: images
 
@@ -79,16 +86,6 @@ class FoldedConv:
         else:
             torch.mul(own, scale.to(max_precision(own))[:, None, None, None], out=self.weight)
             self.bias.copy_(shift)
-
-
-@dataclass(eq=False)
-class FusedConv(FoldedConv):
-    """A convolution that runs with the norm, shortcut and ReLU behind it as one cuDNN kernel."""
-
-    fused: bool = False  # whether it ever ran fused
-
-    def forwards(self) -> Sequence[Callable[[Tensor], Tensor]]:
-        return (self._start, self._pass_norm)[: len(self.parts)]
 
     def _start(self, images: Tensor) -> Tensor:
         images = computed(images)
@@ -111,7 +108,7 @@ class FusedConv(FoldedConv):
     def with_relu(self, images: Tensor, shortcut: Tensor | None) -> Tensor:
         weight = cast(Tensor, self.weight)
         images, options = images.to(weight.dtype), (*_sides(self.conv), self.conv.groups)
-        self.fused = True
+        self.ran_fused = True
         if shortcut is None:
             return torch.cudnn_convolution_relu(images, weight, self.bias, *options)
         return torch.cudnn_convolution_add_relu(images, weight, shortcut, 1.0, self.bias, *options)
@@ -120,7 +117,7 @@ class FusedConv(FoldedConv):
 class DeferredConv(Tensor):
     """The output of a convolution, computed only when its reader is known."""
 
-    step: FusedConv
+    step: FoldedConv
     images: Tensor
     reads: list[tuple[Tensor, int | None]]  # tensors to be read, with versions to detect changes
     normed: bool
@@ -128,7 +125,7 @@ class DeferredConv(Tensor):
     output: Tensor | None
 
     @staticmethod
-    def __new__(cls, step: FusedConv, images: Tensor) -> DeferredConv:
+    def __new__(cls, step: FoldedConv, images: Tensor) -> DeferredConv:
         spans = zip(images.shape[2:], step.conv.kernel_size, *_sides(step.conv), strict=True)
         sides = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in spans]
         shape = (len(images), step.conv.out_channels, *sides)
@@ -145,9 +142,12 @@ class DeferredConv(Tensor):
                 in_place = func in IN_PLACE or kwargs.get("inplace") is True or True in args[1:]
                 return first._rectified(in_place, kwargs.get("max_val", 6.0) if func in RELU6 else None)
             if func in ADD and len(args) == 2 and not kwargs:
-                summed = _sum(func in IN_PLACE, *args)
-                if summed is not None:
-                    return summed
+                in_place = func in IN_PLACE
+                deferred, other = args if in_place or isinstance(first, DeferredConv) else args[::-1]
+                if isinstance(deferred, DeferredConv) and isinstance(other, Tensor):
+                    summed = deferred.with_shortcut(computed(other), in_place)
+                    if summed is not None:
+                        return summed
             args, kwargs = tree_map_only(DeferredConv, computed, (args, kwargs))
         return func(*args, **kwargs)
 
@@ -156,11 +156,16 @@ class DeferredConv(Tensor):
         args, kwargs = tree_map_only(DeferredConv, computed, (args, kwargs or {}))
         return func(*args, **kwargs)
 
-    def _rectified(self, in_place: bool, most: float | None = None) -> Tensor:
-        norm, shortcut = self.step.norm, self.shortcut
-        if self.output is None and (norm is None or self.normed) and self.step.weight is not None:
+    @property
+    def fusible(self) -> bool:
+        """Whether nothing is computed yet and its norm, if there is one, has run."""
+        step = self.step
+        return self.output is None and (step.norm is None or self.normed) and step.weight is not None
+
+    def _rectified(self, in_place: bool, most: float | None) -> Tensor:
+        if self.fusible:
             self.check()
-            result = self.step.with_relu(self.images, shortcut)
+            result = self.step.with_relu(self.images, self.shortcut)
         else:
             result = functional.relu(computed(self))
         if most is not None:
@@ -175,24 +180,14 @@ class DeferredConv(Tensor):
 
     def with_shortcut(self, other: Tensor, in_place: bool) -> DeferredConv | None:
         """This plus another tensor, still deferred; None if that is impossible."""
-        step = self.step
-        fits = step.weight is not None and other.dtype == step.weight.dtype and other.shape == self.shape
-        if self.output is not None or self.shortcut is not None or not fits or other.requires_grad:
+        if not self.fusible or self.shortcut is not None or other.requires_grad:
             return None
-        if step.norm is not None and not self.normed:
+        if other.dtype != cast(Tensor, self.step.weight).dtype or other.shape != self.shape:
             return None
-        summed = self if in_place else DeferredConv(step, self.images)
+        summed = self if in_place else DeferredConv(self.step, self.images)
         summed.normed, summed.shortcut = self.normed, other
         summed.reads = [*self.reads, (other, _version(other))]
         return summed
-
-
-def _sum(in_place: bool, left: Any, right: Any) -> DeferredConv | None:
-    if isinstance(left, DeferredConv) and isinstance(right, Tensor):
-        return left.with_shortcut(computed(right), in_place)
-    if isinstance(right, DeferredConv) and isinstance(left, Tensor) and not in_place:
-        return right.with_shortcut(computed(left), in_place)
-    return None
 
 
 def computed(images: Tensor) -> Tensor:
@@ -230,13 +225,15 @@ class Folding:
         if fuse:  # a convolution whose norm cannot be folded is followed by no ReLU, and dropped below
             norms = dict(pairs)
             convolutions = (part for part in model.module.modules() if isinstance(part, nn.Conv2d))
-            tried.steps = [FusedConv(conv, norms.get(conv)) for conv in convolutions if _fusible(conv)]
+            tried.steps = [
+                FoldedConv(conv, norms.get(conv), fuses=True) for conv in convolutions if _fusible(conv)
+            ]
         try:
             # Structure alone cannot prove that folding is exact (shared modules, forwards with branches), so
             # the result is compared with the plain network before it is used.
             fine = not tried.steps or agree(model, plain, tried._logits(model, image))
             if fuse:
-                tried.steps = [s for s in tried.steps if isinstance(s, FusedConv) and s.fused]
+                tried.steps = [step for step in tried.steps if step.ran_fused]
                 fine = fine and agree(model, plain, tried._logits(model, image))
         except RuntimeError:  # cuDNN has no such kernel, or the network modifies a tensor before it is read
             fine = False
@@ -248,7 +245,7 @@ class Folding:
 
     @property
     def differentiable(self) -> bool:
-        return not any(isinstance(step, FusedConv) for step in self.steps)
+        return not any(step.fuses for step in self.steps)
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -257,24 +254,16 @@ class Folding:
         pairs = [(step.conv, step.norm) for step in self.steps if step.norm is not None]
         folded = iter(scales_and_shifts(pairs))
         for step in self.steps:
-            scale, shift = next(folded) if step.norm is not None else (None, None)
-            step.fold(scale, shift, self.precision == "bf16")
+            step.fold(*(next(folded) if step.norm is not None else (None, None)), self.precision == "bf16")
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
         """Run folded while the context is open, with the weights of the last refresh."""
         parts = self.parts
-        if any("forward" in part.__dict__ for part in parts):  # patched by other code: left alone
+        patched = any("forward" in part.__dict__ for part in parts)  # by other code: left alone
+        own = [] if patched else [forward for step in self.steps for forward in step.forwards()]
+        with forwards_replaced(dict(zip(parts, own, strict=not patched))):
             yield
-            return
-        try:
-            for step in self.steps:
-                for part, forward in zip(step.parts, step.forwards(), strict=True):
-                    part.__dict__["forward"] = forward
-            yield
-        finally:
-            for part in parts:
-                part.__dict__.pop("forward", None)
 
     @contextmanager
     def refreshed(self) -> Iterator[None]:

@@ -6,9 +6,7 @@ they lie, so it sees weights that were changed in place; everything else that it
 key: where the weights lie, the modules, their attributes and modes, torch's settings. (A list that a network
 keeps and other code changes in place is not seen.) Networks with hooks run Python code of their own and are
 never recorded. A pass that cannot be recorded (it reads a number from the GPU on the way) runs as before, and
-`reason` is the cause.
-
-A Model keeps its last few recordings, and the memory of their passes, as long as it lives.
+`reason` is the cause. A Model keeps its last few recordings, and the memory of their passes.
 """
 
 from __future__ import annotations
@@ -123,7 +121,7 @@ class Graphs:
         self.requests: OrderedDict[Hashable, tuple[Hashable, int]] = OrderedDict()  # keys of recordings
         self.reason = ""  # why recording was given up
         self._state: _ModuleState | None = None
-        self._memory: Any = None
+        self._pool: Any = None  # memory shared by recordings: results of one are copied before the next runs
         _every.add(self)
 
     def state(self, module: nn.Module) -> Hashable:
@@ -133,15 +131,13 @@ class Graphs:
         return self._state.mark
 
     def replay(self, request: Hashable, inputs: Sequence[Tensor], key: Callable[[], Hashable]) -> Any:
-        """The results of the recording that answered this request last; None if the network has changed.
-
-        Checking that takes as long as a small pass, so it is done while the GPU computes. A replay that turns
-        out to be outdated does no harm: it changes its own memory alone, and keeps the weights it reads.
-        """
+        """The results of the recording that answered this request last; None if the network has changed."""
         known = self.requests.get(request)
         if known is None or known not in self.recordings or self.reason:
             return None
         interrupts.check()
+        # Checking the network takes as long as a small pass, so it is done while the GPU computes. A replay
+        # that is outdated does no harm: it changes its own memory alone, and keeps the weights it reads.
         with span("forward", inputs=len(inputs[0])):
             results = self.recordings[known](inputs)
         return results if (_full_key(key(), inputs), len(inputs[0])) == known else None
@@ -158,11 +154,8 @@ class Graphs:
     ) -> Any:
         """function(*inputs), from a recording where there is one. The next pass overwrites the results.
 
-        Args:
-            pad: whether a recording of a larger batch may be used.
-            request: by which `replay` finds the recording.
-            reads: see `Recording`.
-            lasting: whether results are read while other passes run; they get memory of their own.
+        pad: whether a recording of a larger batch may be used. request: by which `replay` finds this one.
+        lasting: whether results are read while other passes run; they get memory of their own.
         """
         count = len(inputs[0])
         interrupts.check()
@@ -173,17 +166,24 @@ class Graphs:
             self.requests[request] = key, count
             while len(self.requests) > MOST:
                 self.requests.popitem(last=False)
-        for size in (count, self._larger(key, count)) if pad else (count,):
-            if (key, size) in self.recordings:
-                self.recordings.move_to_end((key, size))
-                with span("forward", inputs=count):
-                    return _first_rows(self.recordings[key, size](inputs), size, count)
+        most = LARGER * count if pad else count
+        sizes = [size for known, size in self.recordings if known == key and count <= size <= most]
+        if sizes:
+            size = min(sizes)
+            self.recordings.move_to_end((key, size))
+            with span("forward", inputs=count):
+                results = self.recordings[key, size](inputs)
+            if size > count:  # drop the rows that padded the batch
+                results = tree_map_only(Tensor, lambda t: t[:count] if len(t) == size else t, results)
+            return results
         self.seen[key, count] += 1
         # Recording costs several passes, so a shape must occur repeatedly before it pays.
         if self.seen[key, count] <= SEEN:
             return function(*inputs)
         try:
-            recording = self.record(function, inputs, reads, None if lasting else self._pool())
+            if self._pool is None and torch.cuda.is_available():
+                self._pool = torch.cuda.graph_pool_handle()
+            recording = self.record(function, inputs, reads, None if lasting else self._pool)
         except Exception as error:  # of any kind; the plain pass below raises it again if it is a bug
             self.reason = f"its pass cannot be recorded as a CUDA graph ({first_line(error)[:120]})"
             log.info("passes run kernel by kernel: %s", self.reason)
@@ -196,17 +196,6 @@ class Graphs:
             self.seen.clear()
         return recording(inputs)
 
-    def _pool(self) -> Any:
-        """Memory shared by recordings: one runs at a time, and its results are copied before the next."""
-        if self._memory is None and torch.cuda.is_available():
-            self._memory = torch.cuda.graph_pool_handle()
-        return self._memory
-
-    def _larger(self, key: Hashable, count: int) -> int:
-        """The size of the recording that this batch is padded for, at most LARGER times its own."""
-        sizes = (size for known, size in self.recordings if known == key and count < size <= LARGER * count)
-        return min(sizes, default=0)
-
 
 def _full_key(key: Hashable, inputs: Sequence[Tensor]) -> Hashable:
     """A key with the inputs' layouts and with torch's settings, which a recording fixes."""
@@ -216,13 +205,6 @@ def _full_key(key: Hashable, inputs: Sequence[Tensor]) -> Hashable:
         torch.is_grad_enabled(), convolutions.allow_tf32, convolutions.benchmark, convolutions.deterministic,
         products.allow_tf32, torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"),
     )  # fmt: skip
-
-
-def _first_rows(results: Any, size: int, count: int) -> Any:
-    """Drop the rows that padded the batch."""
-    if size == count:
-        return results
-    return tree_map_only(Tensor, lambda tensor: tensor[:count] if len(tensor) == size else tensor, results)
 
 
 def recordable(module: nn.Module) -> bool:
@@ -267,12 +249,9 @@ def state_of(module: nn.Module) -> int:
             marks += [tensor.data_ptr() for tensor in tensors.values() if tensor is not None]
         for name in own.keys() - OF_EVERY_MODULE:
             value = own[name]
-            marks.append((name, value if type(value) in PLAIN else _mark(value)))
+            if isinstance(value, tuple):
+                value = repr(value)
+            elif type(value) not in PLAIN:
+                value = value.data_ptr() if isinstance(value, Tensor) else id(value)
+            marks.append((name, value))
     return hash(tuple(marks))
-
-
-def _mark(value: object) -> object:
-    """A value that differs if an attribute is replaced."""
-    if isinstance(value, tuple):
-        return repr(value)
-    return value.data_ptr() if isinstance(value, Tensor) else id(value)

@@ -27,7 +27,7 @@ from heatproof.errors import CheckpointError, HeatproofError, InputError
 from heatproof.explain.api import with_sufficient_repeats
 from heatproof.explain.floors import is_floor
 from heatproof.models.heads import Multilabel
-from heatproof.models.libraries import check_name
+from heatproof.models.load import check_name
 from heatproof.models.model import Model
 from heatproof.registry import metrics
 from heatproof.run.checks import (

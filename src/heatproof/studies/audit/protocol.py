@@ -24,7 +24,7 @@ from heatproof.disk import write_whole
 from heatproof.errors import InputError, ModelError
 from heatproof.images.kinds import guess_source
 from heatproof.models.model import Model
-from heatproof.models.wrapped import is_function
+from heatproof.models.running import is_function
 from heatproof.report.page import write_page
 from heatproof.report.sections import note_left_out
 from heatproof.run.config import study_from, toml

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from heatproof.disk import write_whole
 from heatproof.errors import InputError
 from heatproof.images.kinds import guess_source
-from heatproof.models.wrapped import is_function
+from heatproof.models.running import is_function
 from heatproof.run.checks import MetricAvailability
 from heatproof.run.config import study_from, toml
 from heatproof.store import RunFolder

@@ -1,49 +1,54 @@
-"""Heads with an output per pixel or per box: segmentation and detection.
+"""Heads with an output per pixel or per box, and which head a network has.
 
-    segmentation   "b k h w" logits, of volumes "b k d h w"; torchvision's {"out": ...}; a record with .logits
-                   column (c, i): the sum of class c's logits over the region that was chosen in image i: a
-                   given mask, or where the clean image is predicted to show the target class
-    detection      a dict of boxes, scores and labels for each image, as torchvision returns it
-                   column i: the score of the box that overlaps the reference box of image i by IoU >= 0.5,
-                   of the same class, 0 where there is none; the reference is given or the best box of the
-                   clean image
+Column (c, i) of a segmentation is the sum of class c's logits over the region that was chosen in image i: a
+given mask, or where the clean image is predicted to show the target class. Column i of a detection is the
+score of the box that overlaps the reference box of image i by IoU >= 0.5, of the same class, 0 where there is
+none; the reference is given or the best box of the clean image. The heads are bound to these regions or boxes
+(queue.py), which then stay the same however images and weights are changed. Before that the region is the
+whole image (its mean logits, a column for each class), and the box is any box (the highest score).
 
-These heads are bound to the regions or boxes of some images (`models/targets.py`), which then stay the same
-however the images are changed, and whichever weights the network gets. Before that the region is the whole
-image (its mean logits, a column for each class), and the box is any box (one column: the highest score).
+A head is named, or the first pass determines it. Embeddings and values cannot be distinguished from logits:
+those heads must be named. Nor can sigmoids be distinguished from logits in [0, 1] by their numbers; the
+function that computed them decides.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass, fields, replace
+from os import PathLike
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from heatproof.errors import ModelError, TargetError
+from heatproof.errors import InputError, ModelError, TargetError, did_you_mean
 from heatproof.grids import per_map
-from heatproof.models.heads.base import Columns, Head, LastStep, logits_of
-from heatproof.models.heads.classes import in_unit_interval, undone_sigmoid
+from heatproof.models import heads
+from heatproof.models.heads import Columns, Head, LastStep, in_unit_interval, logits_of, undone_sigmoid
+from heatproof.models.running import is_function
 
 OVERLAP = 0.5  # IoU from which two boxes are the same
 BOXES = ("boxes", "scores", "labels")
+HIDDEN = ("last_hidden_state", *heads.VECTORS)  # of a Hugging Face encoder's record, which has no logits
+HEAD_NAMES = ("fc", "classifier", "head", "heads", "last_linear")
+FEWEST_FEATURES = 64  # that a normalisation layer may return; fewer may be classes
+ADD_A_HEAD = (
+    "add a classification head (timm: num_classes, Hugging Face: AutoModelForImageClassification, "
+    "torchvision: a Linear as fc), or explain similarities: head='embedding' with references"
+)
 
 
-class Place(NamedTuple):
-    """A class and its region: a mask "H W" or "b H W", or a box (x0, y0, x1, y1) or "b 4"."""
+def as_place(targets: Any) -> tuple[Any, Tensor | None]:
+    """A class and its region, None if targets are anything else, such as two class numbers.
 
-    classes: Any
-    where: Tensor
-
-
-def as_place(targets: Any) -> Place | None:
-    """(class, region) as a user writes it; None for anything else, such as two class numbers."""
+    A region is a mask "H W" or "b H W", or a box (x0, y0, x1, y1) or "b 4".
+    """
     if not isinstance(targets, tuple) or len(targets) != 2 or isinstance(targets[1], int):
-        return None
+        return targets, None
     where = torch.as_tensor(targets[1])
-    return Place(targets[0], where) if where.ndim else None
+    return (targets[0], where) if where.ndim else (targets, None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +59,7 @@ class Dense(Head, ABC):
     classes: "i", the class of each image where no other is named.
     """
 
-    asks: ClassVar[bool] = True
+    chance: ClassVar[bool] = True
 
     where: Tensor | None = None
     classes: Tensor | None = None
@@ -86,8 +91,6 @@ class Segmentation(Dense):
     """A class for each pixel."""
 
     name: ClassVar[str] = "segmentation"
-    chance: ClassVar[str] = "softmax over the classes of the mean logits in the region"
-    same_if: ClassVar[str] = "the same class has the highest mean logit in the region"
 
     ends: str = ""  # "sigmoid" or "softmax" where the network ends in one
 
@@ -99,11 +102,9 @@ class Segmentation(Dense):
     def settled(self, module: nn.Module, output: Any, table: Tensor, last: LastStep) -> Head:
         given = logits_of(output)
         given = given if isinstance(given, Tensor) else given[0]
-        ends = ""
-        if in_unit_interval(given):
-            softmax = "softmax" if last.of(given) in ("softmax", "_softmax") else ""
-            ends = "sigmoid" if last.is_sigmoid(given) else softmax
-        return replace(self, ends=ends)
+        softmax = "softmax" if last.of(given) in ("softmax", "_softmax") else ""
+        ends = "sigmoid" if last.is_sigmoid(given) else softmax
+        return replace(self, ends=ends if in_unit_interval(given) else "")
 
     def pixel_logits(self, output: Any, count: int) -> Tensor:
         """Tensor "b k h w" or "b k d h w" logits."""
@@ -136,15 +137,13 @@ class Segmentation(Dense):
 
     def bind(self, seen: list[Tensor], targets: Any) -> Segmentation:
         predicted = torch.stack(seen)  # "i h w" or "i d h w": the class of each pixel
-        place = as_place(targets)
-        classes = place.classes if place else targets
+        classes, where = as_place(targets)
         if classes is None:
             wanted = torch.stack([_largest(pixels) for pixels in predicted.flatten(1)])
         else:
             wanted = _one_per_image(classes, len(seen)).to(predicted.device)
-        regions = (
-            _mask(place.where, predicted) if place else (predicted == per_map(wanted, predicted)).float()
-        )
+        shown = (predicted == per_map(wanted, predicted)).float()
+        regions = shown if where is None else _mask(where, predicted)
         return replace(self, by_itself=False, where=regions, classes=wanted)
 
     def columns(self, targets: Any, device: torch.device) -> Columns:
@@ -175,8 +174,7 @@ class Segmentation(Dense):
         return first.argmax(1) == second.argmax(1)
 
     def _by_class(self, logits: Tensor) -> Tensor:
-        """Tensor "b k i"."""
-        return logits.view(len(logits), -1, max(1, self.bound))
+        return logits.view(len(logits), -1, max(1, self.bound))  # "b k i"
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,8 +182,6 @@ class Detection(Dense):
     """Boxes with scores and classes."""
 
     name: ClassVar[str] = "detection"
-    chance: ClassVar[str] = "the score of the box"
-    same_if: ClassVar[str] = f"the box is found again: one of its class overlaps it by IoU >= {OVERLAP}"
     output: ClassVar[str] = (
         f"boxes; the score of the one that overlaps a reference box by IoU >= {OVERLAP}, else 0"
     )
@@ -209,11 +205,10 @@ class Detection(Dense):
         return [{name: each[name].detach() for name in BOXES} for each in _detections(output, count)]
 
     def bind(self, seen: list[dict[str, Tensor]], targets: Any) -> Detection:
-        place, count = as_place(targets), len(seen)
-        classes = place.classes if place else targets
+        (classes, where), count = as_place(targets), len(seen)
         wanted = None if classes is None else _one_per_image(classes, count)
-        if place is not None and wanted is not None:
-            boxes = place.where.float()
+        if where is not None and wanted is not None:
+            boxes = where.float()
             if boxes.shape not in ((4,), (count, 4)):
                 raise TargetError(f"a box is four numbers x0, y0, x1, y1; got shape {tuple(boxes.shape)}")
             return replace(self, by_itself=False, where=boxes.expand(count, 4), classes=wanted)
@@ -304,3 +299,99 @@ def _one_per_image(classes: Any, count: int) -> Tensor:
     if (chosen < 0).any():
         raise TargetError(f"target {int(chosen.min())} is no class; they begin at 0")
     return chosen.long().expand(count)
+
+
+HEADS: dict[str, type[Head]] = {
+    head.name: head
+    for head in (
+        heads.Softmax, heads.OneLogit, heads.Probabilities, heads.OneProbability, heads.Multilabel,
+        heads.Regression, Segmentation, Detection, heads.Embedding,
+    )
+}  # fmt: skip
+IMPLIED = {"thresholds": "multilabel", "references": "embedding"}  # settings that imply a head
+ALIASES = {"logit": "one logit", "multi-label": "multilabel"}
+
+
+def named_head(name: str) -> Head:
+    """The head of this name, as written in TOML and on the command line."""
+    known = ALIASES.get(name, name)
+    if known not in HEADS:
+        names = ["softmax", "logit", *(n for n in HEADS if n not in ("softmax", "one logit"))]
+        raise InputError(f"unknown head {name!r}; {did_you_mean(name, names)}")
+    return HEADS[known]()
+
+
+def chosen_head(head: str | Head | None, thresholds: Any = None, **settings: Any) -> Head | None:
+    """The head that a user names, with its settings: thresholds, tolerance, references."""
+    chosen = named_head(head) if isinstance(head, str) else head
+    given = {n: value for n, value in {"thresholds": thresholds, **settings}.items() if value is not None}
+    if not given:
+        return chosen
+    chosen = chosen or next((HEADS[kind]() for name, kind in IMPLIED.items() if name in given), None)
+    known = {option.name for option in fields(chosen)} if chosen is not None else set()
+    if chosen is None or (extra := ", ".join(given.keys() - known)):
+        cause = f"the head {chosen.name!r} has no {extra}" if chosen else f"{', '.join(given)} is of a head"
+        raise InputError(f"{cause}; leave it out or name the head it is for")
+    if isinstance(file := given.get("references"), (str, PathLike)):
+        try:
+            given["references"] = np.load(file, allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise InputError(f"cannot read the references in {file}: give a .npy file, 't d'") from error
+    return replace(chosen, **given)
+
+
+def read_first(head: Head, module: nn.Module, output: Any, count: int, last: LastStep) -> tuple[Head, Tensor]:
+    """Determine the head and the logits "b k" from a first pass, in which `last` recorded functions."""
+    if not isinstance(head, heads.Undetermined):
+        table = head.table(output, count)
+    else:
+        values, name = logits_of(output), type(module).__name__
+        hidden = [n for n in HIDDEN if (n in output if isinstance(output, dict) else hasattr(output, n))]
+        if values is output and hidden:  # the record of an encoder
+            raise InputError(
+                f"{name} returns {', '.join(hidden)} and no logits: it has no classification head; "
+                f"{ADD_A_HEAD}"
+            )
+        per_pixel = isinstance(values, Tensor) and values.ndim in (4, 5) and values[0, 0].numel() > 1
+        kind = Detection if is_boxes(output) else Segmentation if per_pixel else heads.OneOfMany
+        head = kind(by_itself=True)
+        table = head.table(output, count)
+        if kind is heads.OneOfMany:
+            # A backbone without a head, whose features would be explained as classes.
+            headless = any(isinstance(getattr(module, n, None), nn.Identity) for n in HEAD_NAMES)
+            normed = last.weighted in heads.NORMS and table.shape[1] >= FEWEST_FEATURES
+            features = normed or (headless and last.weighted != "linear")
+            if features or getattr(module, "num_classes", None) == 0:
+                raise InputError(
+                    f"{name} returns {table.shape[1]} features, not class scores: it has no classification "
+                    f"head; {ADD_A_HEAD}; if they are class scores: head='softmax'"
+                )
+            if is_function(module) and table.shape[1] == 1 and in_unit_interval(table):
+                raise ModelError(
+                    "the function returns one number between 0 and 1 for an image, a probability or a "
+                    "logit; say head='one probability' or head='logit'"
+                )
+            head = _classifier(module, table, last)
+    settled = head.settled(module, output, table, last)
+    return settled, settled.table(output, count) if isinstance(settled, Dense) else table
+
+
+def check_inputs(module: nn.Module) -> None:
+    """Raise InputError for a network that takes images and texts together, such as CLIP."""
+    if callable(getattr(module, "get_image_features", None)):
+        raise InputError(
+            f"{type(module).__name__} takes images and texts together; wrap it so that it returns "
+            f"get_image_features(images), which are features and not class scores: {ADD_A_HEAD}"
+        )
+
+
+def _classifier(module: nn.Module, table: Tensor, last: LastStep) -> Head:
+    """The head by Hugging Face's configuration, or by the last activation of a Keras graph or of the pass."""
+    kind = getattr(getattr(module, "config", None), "problem_type", None)
+    if table.shape[1] > 1 and (
+        kind == "multi_label_classification"
+        or getattr(module, "final_activation", "") in ("sigmoid", "log_sigmoid")
+        or (in_unit_interval(table) and last.is_sigmoid(table))
+    ):
+        return heads.Multilabel(by_itself=True)
+    return heads.Regression(by_itself=True) if kind == "regression" else heads.OneOfMany(by_itself=True)
