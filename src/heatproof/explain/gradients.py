@@ -12,25 +12,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from heatproof.errors import InputError
+from heatproof.explain import method
 from heatproof.explain.baselines import STARTS, baseline_images, blur_matrices
 from heatproof.models.running import memory_format
-from heatproof.registry import Card, explainer
 from heatproof.types import Signed, Trace, per_map
 
-GRADIENT_CARD = Card(
-    relu="none",
-    sign="absolute values summed over channels; the plain sum is kept as the signed map",
-    resize="none: already at the image's size",
-)
-gradient_method = partial(explainer, card=GRADIENT_CARD, volumes=True)
-RULES = ("gauss-legendre", "left", "right", "middle", "trapezoid")
 BLUR_STEP = 0.01  # of Blur IG's difference quotient, in pixels
 CLOSE = 1e-9  # relative and absolute: when Guided IG takes a distance as reached
 
@@ -48,12 +40,6 @@ def working_images(trace: Trace) -> Tensor:
 def as_read(images: Tensor) -> Tensor:
     """The images in the memory format of a network's inputs and gradients."""
     return images.contiguous(memory_format=memory_format(images))
-
-
-def check_counts(method: str, **options: int) -> None:
-    for name, value in options.items():
-        if not isinstance(value, int) or value < 1:
-            raise InputError(f"{method} {name} must be a whole number of at least 1, got {value!r}")
 
 
 @torch.inference_mode(False)  # autograd refuses inference tensors
@@ -86,7 +72,7 @@ def sum_of_gradients(
     return total.contiguous()
 
 
-@gradient_method("gradient", needs=("input_gradient",), cite="simonyan2014gradient")
+@method("gradient")
 def gradient(trace: Trace) -> Signed:
     """The gradient of the logit at the image itself.
 
@@ -96,10 +82,7 @@ def gradient(trace: Trace) -> Signed:
     return over_channels(trace.input_gradient)
 
 
-@gradient_method(
-    "gradient-x-input", needs=("input_gradient",), cite="shrikumar2017deeplift",
-    aliases=("input-x-gradient", "gradxinput"),
-)  # fmt: skip
+@method("gradient-x-input")
 def gradient_x_input(trace: Trace) -> Signed:
     """The gradient of the logit times the image, both in normalised space.
 
@@ -109,7 +92,7 @@ def gradient_x_input(trace: Trace) -> Signed:
     return over_channels(trace.input_gradient * working_images(trace))
 
 
-@gradient_method("smoothgrad", cite="smilkov2017smoothgrad", sufficient_repeats={"samples": 25})
+@method("smoothgrad")
 def smoothgrad(trace: Trace, *, samples: int = 50, noise: float = 0.15, squared: bool = False) -> Signed:
     """The mean gradient at noisy copies of the image.
 
@@ -117,7 +100,6 @@ def smoothgrad(trace: Trace, *, samples: int = 50, noise: float = 0.15, squared:
     squared=true averages squared gradients, as COSE's code does. Sample s draws its noise from (seed, s), the
     same for every image, so that neither batch size nor order matters.
     """
-    check_counts("smoothgrad", samples=samples)
     images = as_read(working_images(trace))
     low, high = images.flatten(1).aminmax(dim=1)
     deviation = per_map(noise * (high - low), images)
@@ -129,9 +111,7 @@ def smoothgrad(trace: Trace, *, samples: int = 50, noise: float = 0.15, squared:
     return over_channels(sum_of_gradients(trace, samples, visit, power=2 if squared else 1))
 
 
-@gradient_method(
-    "integrated-gradients", cite="sundararajan2017ig", aliases=("ig",), sufficient_repeats={"steps": 13}
-)
+@method("integrated-gradients")
 def integrated_gradients(
     trace: Trace, *, steps: int = 50, baseline: str = "zero", rule: str = "gauss-legendre"
 ) -> Signed:
@@ -142,7 +122,6 @@ def integrated_gradients(
     "noise" (standard normal in normalised space, by the seed, the same for every image).
     rule: how the integral is summed: "gauss-legendre" as captum does, "left", "right", "middle", "trapezoid".
     """
-    check_counts("integrated-gradients", steps=steps)
     images = working_images(trace)
     start = baseline_images(trace.model, images, baseline, trace.seed, STARTS)
     nodes, weights = (per_map(images.new_tensor(v), images) for v in quadrature(rule, steps))
@@ -160,8 +139,6 @@ def quadrature(rule: str, steps: int) -> tuple[np.ndarray, np.ndarray]:
     if rule == "gauss-legendre":
         nodes, weights = np.polynomial.legendre.leggauss(steps)
         return (nodes + 1) / 2, weights / 2
-    if rule not in RULES:
-        raise InputError(f"rule must be one of {', '.join(RULES)}; got {rule!r}")
     if rule == "trapezoid":  # `steps` nodes, both ends among them
         ends = np.isin(np.arange(steps), (0, steps - 1))
         weights = np.where(ends, 0.5, 1.0)
@@ -185,7 +162,7 @@ def normal_noise(trace: Trace, sample: int) -> Tensor:
     return torch.randn(shape, generator=generator, device=device)
 
 
-@gradient_method("gradient-shap", cite="erion2021expected", aliases=("gradientshap", "expected-gradients"))
+@method("gradient-shap")
 def gradient_shap(trace: Trace, *, samples: int = 50, baseline: str = "noise", noise: float = 0.0) -> Signed:
     """The gradient at random points between the image and random baselines, times their difference.
 
@@ -198,7 +175,6 @@ def gradient_shap(trace: Trace, *, samples: int = 50, baseline: str = "noise", n
     spread evenly, with one drawn at random in each of n equal parts, which keeps the mean and lowers its
     error. Sample s draws from (seed, s) alone, the same for every image.
     """
-    check_counts("gradient-shap", samples=samples)
     if noise < 0:
         raise InputError(f"gradient-shap noise must not be negative, got {noise}")
     images = working_images(trace)
@@ -223,7 +199,7 @@ def gradient_shap(trace: Trace, *, samples: int = 50, baseline: str = "noise", n
     return over_channels(sum_of_gradients(trace, samples, visit))
 
 
-@explainer("blur-ig", cite="xu2020blurig", card=GRADIENT_CARD)
+@method("blur-ig")
 def blur_ig(trace: Trace, *, steps: int = 100, sigma: float = 50.0) -> Signed:
     """The gradient summed while the image is sharpened from a blur of `sigma` pixels.
 
@@ -233,7 +209,6 @@ def blur_ig(trace: Trace, *, steps: int = 100, sigma: float = 50.0) -> Signed:
     images lose no digits. With D = (K' - K) / 0.01 for the two blurs K and K',
     (K' X K'^T - K X K^T) / 0.01 = D X K'^T + K X D^T.
     """
-    check_counts("blur-ig", steps=steps)
     if not 0 < sigma < math.inf:
         raise InputError(f"blur-ig sigma must be a positive number of pixels, got {sigma}")
     # Rows outermost and columns innermost: both products are then plain batched ones, with no copy.
@@ -275,7 +250,7 @@ def _along_columns(images: Tensor, matrices: Tensor) -> Tensor:
     return torch.bmm(matrices, images.flatten(2)).view_as(images)
 
 
-@gradient_method("guided-ig", cite="kapishnikov2021guidedig", aliases=("guided-integrated-gradients", "gig"))
+@method("guided-ig")
 def guided_ig(
     trace: Trace, *, steps: int = 200, fraction: float = 0.25, max_dist: float = 0.02, baseline: str = "zero"
 ) -> Signed:
@@ -290,7 +265,6 @@ def guided_ig(
     pass per step, and a round that can move nothing ends the step. The features that move are chosen by rank,
     so the rounding of a float32 network, which depends on the batch size, can change the path and the map.
     """
-    check_counts("guided-ig", steps=steps)
     if not 0 <= fraction <= 1 or not 0 <= max_dist <= 1:
         raise InputError(f"guided-ig fraction and max_dist must be in [0, 1], got {fraction} and {max_dist}")
     images = working_images(trace)

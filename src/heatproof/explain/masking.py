@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from heatproof.errors import InputError
+from heatproof.explain import method
 from heatproof.explain.baselines import STARTS, baseline_images, mixed, variant_scores
-from heatproof.explain.gradients import check_counts, working_images
+from heatproof.explain.gradients import working_images
 from heatproof.explain.sampling import BOUND, Estimate, designed_rows, in_rounds, rounds_of
-from heatproof.registry import PERTURBING, explainer
 from heatproof.types import Trace, per_map
 
-FORMS = ("paired", "centred", "published")
 FIRST, CEILING = 512, 4096  # of "auto": four blocks, and about as many masks as in the paper
 CHUNK = 128  # masks summed at a time where they come one by one: no sum depends on the size of a batch
 
 
-@explainer(
-    "rise",
-    cite="petsiuk2018rise",
-    forward_only=True,
-    card=replace(PERTURBING, sign="never negative", resize="none: masks are bilinear at the image's size"),
-)
+@method("rise")
 def rise(
     trace: Trace,
     *,
@@ -58,12 +51,9 @@ def rise(
     Deviations: cells are ceil(H / grid) pixels, as in the authors' code. x * M is taken in normalised space,
     so hidden places become the mean colour. Masks are the same for every image.
     """
-    rounds = rounds_of("rise", "masks", masks, FIRST, CEILING)
-    check_counts("rise", grid=grid)
+    rounds = rounds_of(masks, FIRST, CEILING)
     if not 0 < p <= 1:
         raise InputError(f"rise p must be in (0, 1], got {p}")
-    if form not in FORMS:
-        raise InputError(f"rise form must be 'paired', 'centred' or 'published', got {form!r}")
     images = trace.images.float()
     enlarged = Masks(trace.image_size, rounds[-1], grid, p, trace.seed, images.device, form == "paired")
 
@@ -172,18 +162,7 @@ def _crops(length: int, grid: int, device: torch.device) -> Tensor:
     return matrix.unfold(0, length, 1)[: cell + 1].transpose(1, 2)
 
 
-@explainer(
-    "occlusion",
-    cite="zeiler2014occlusion",
-    forward_only=True,
-    card=replace(
-        PERTURBING,
-        sign="signed drops; negatives are clipped when the map is normalised",
-        resize="none: windows are painted at the image's size",
-    ),
-    cost="169 inputs at 224 x 224",
-    volumes=True,
-)
+@method("occlusion")
 def occlusion(trace: Trace, *, window: float = 0.15, stride: float = 0.075, baseline: str = "zero") -> Tensor:
     """The mean drop of the class's probability over the sliding windows that hide a pixel.
 

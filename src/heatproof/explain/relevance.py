@@ -23,7 +23,6 @@ The first layer has no special rule.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -32,9 +31,9 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from heatproof.errors import InputError, ModelError
-from heatproof.explain.gradients import GRADIENT_CARD, working_images
-from heatproof.explain.rules import OWN_PASS, Rule, attend, carrying, own_gradient, without_attention
-from heatproof.registry import explainer
+from heatproof.explain import method
+from heatproof.explain.gradients import working_images
+from heatproof.explain.rules import Rule, attend, carrying, own_gradient, without_attention
 from heatproof.types import Trace
 
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # inputs, weight, bias
@@ -43,22 +42,17 @@ ACTIVATIONS = (
     "relu6", "hardtanh", "gelu", "silu", "mish", "hardswish", "elu", "selu", "celu", "softplus", "tanh",
 )  # fmt: skip
 TINY = 1e-9  # where an activation's input is 0, so that its relevance is
-CARD = replace(
-    GRADIENT_CARD, sign="relevance summed over channels; negatives are clipped when the map is normalised"
-)
 
 
-@explainer("lrp", cite="bach2015lrp", card=CARD, cost=OWN_PASS, architecture="cnn", volumes=True)
+@method("lrp")
 def lrp(trace: Trace, *, rule: str = "z+", gamma: float = 0.25) -> Tensor:
     """The logit distributed back layer by layer, by what each input contributed.
 
     sum_c R_c at the input. Dense layers follow the epsilon rule.
     rule: of convolutions: "z+" (zennit's EpsilonPlus), "gamma" or "epsilon".
     """
-    if rule not in ("z+", "gamma", "epsilon") or not gamma > 0:
-        raise InputError(
-            f"lrp rule must be 'z+', 'gamma' or 'epsilon', and gamma > 0; got {rule!r} and {gamma}"
-        )
+    if not gamma > 0:
+        raise InputError(f"lrp gamma must be above 0, got {gamma}")
     shares: dict[str, Share] = {
         "z+": positive_rule,
         "gamma": partial(gamma_rule, gamma),
@@ -68,7 +62,7 @@ def lrp(trace: Trace, *, rule: str = "z+", gamma: float = 0.25) -> Tensor:
     return (working_images(trace) * own_gradient(trace, rules)).sum(1)
 
 
-@explainer("attnlrp", cite="achtibat2024attnlrp", card=CARD, cost=OWN_PASS, architecture="transformer")
+@method("attnlrp")
 def attnlrp(trace: Trace, *, gamma: float = 0.05, conv_gamma: float = 0.25) -> Tensor:
     """The logit distributed back layer by layer, also through attention.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,16 +16,15 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from heatproof.errors import InputError, ModelError
+from heatproof.errors import ModelError
+from heatproof.explain import method
 from heatproof.explain.baselines import STARTS, baseline_images
-from heatproof.explain.gradients import GRADIENT_CARD, gradient_method, over_channels, working_images
+from heatproof.explain.gradients import over_channels, working_images
 from heatproof.grids import extremes
 from heatproof.models.running import at_least_float
-from heatproof.registry import explainer
 from heatproof.types import Signed, Trace, spatial_dims, upsample
 
 Rule = Callable[..., Any]  # called with the function and its arguments
-OWN_PASS = "a pass of its own"
 RECTIFIERS = ("relu", "relu6", "hardtanh")
 ACTIVATIONS = (
     "relu", "relu6", "hardtanh", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "softplus",
@@ -77,7 +75,7 @@ def own_gradient(
     return torch.cat(parts)
 
 
-def without_attention(method: str, trace: Trace, instead: str) -> dict[str, Rule]:
+def without_attention(name: str, trace: Trace, instead: str) -> dict[str, Rule]:
     """Rules that raise ModelError for a transformer."""
 
     def of_attention(scores: Tensor, dim: int = -1, *_: Any, **__: Any) -> bool:  # not over classes
@@ -87,7 +85,7 @@ def without_attention(method: str, trace: Trace, instead: str) -> dict[str, Rule
         if function.__name__ == "softmax" and not of_attention(*args, **kwargs):
             return function(*args, **kwargs)
         raise ModelError(
-            f"{method} is for convolutional networks, and {trace.model.name} attends; use {instead} instead"
+            f"{name} is for convolutional networks, and {trace.model.name} attends; use {instead} instead"
         )
 
     return dict.fromkeys(("scaled_dot_product_attention", "multi_head_attention_forward", "softmax"), refuse)
@@ -155,10 +153,7 @@ def _self_attention(
     return F.linear(mixed, out_weight, out_bias), None
 
 
-@gradient_method(
-    "guided-backprop", cite="springenberg2015guided", aliases=("guided-backpropagation", "gbp"),
-    cost=OWN_PASS, architecture="cnn",
-)  # fmt: skip
+@method("guided-backprop")
 def guided_backprop(trace: Trace) -> Signed:
     """The gradient, of which every ReLU lets only the positive part through.
 
@@ -184,9 +179,7 @@ def guided_backprop(trace: Trace) -> Signed:
     return over_channels(gradients)
 
 
-@gradient_method(
-    "deeplift", cite="shrikumar2017deeplift", cost="a pass of its own, with 2 inputs", architecture="cnn"
-)
+@method("deeplift")
 def deeplift(trace: Trace, *, baseline: str = "zero") -> Signed:
     """Each pixel's share in the difference between the image's logit and a reference's (rescale rule).
 
@@ -270,19 +263,7 @@ def _product(function: Any, first: Any, second: Any, *args: Any, **kwargs: Any) 
     return (first * second).detach() + (bent - bent.detach())
 
 
-@explainer(
-    "fullgrad",
-    cite="srinivas2019fullgrad",
-    card=replace(
-        GRADIENT_CARD,
-        sign="absolute values summed over channels; never negative",
-        resize="each layer bilinear to the image's size",
-        normalisation="min-max per layer before the sum, then per map",
-    ),
-    cost=OWN_PASS,
-    architecture="cnn",
-    volumes=True,
-)
+@method("fullgrad")
 def fullgrad(trace: Trace, *, rescale: str = "layer") -> Tensor:
     """The gradient times the image, plus the gradients at all biases of layers with spatial outputs.
 
@@ -291,8 +272,6 @@ def fullgrad(trace: Trace, *, rescale: str = "layer") -> Tensor:
     normalisation; those of dense layers have no place.
     rescale: "layer", as the authors' code has it, or "channel", as the grad-cam package has it.
     """
-    if rescale not in ("layer", "channel"):
-        raise InputError(f"fullgrad rescale must be 'layer' or 'channel', got {rescale!r}")
 
     def part(contribution: Tensor) -> Tensor:
         strength = contribution.abs()

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from heatproof.errors import InputError
 
-AUTO = "auto"
 REGION = 0.2  # share of all pixels: the strongest, which budgets select
 BOUND = 0.2
 ROUNDING = 1e-7
@@ -37,22 +36,18 @@ class Estimate(NamedTuple):
     passes: Tensor  # "b", inputs sent through the network for each map
 
 
-def rounds_of(method: str, option: str, samples: int | str, first: int, ceiling: int) -> list[int]:
+def rounds_of(samples: int | str, first: int, ceiling: int) -> list[int]:
     """Numbers of samples after each round; one round for a fixed number.
 
     With "auto" they double every second round, so that no image takes many more than it needs.
 
-    >>> rounds_of("lime", "samples", 40, 250, 1000), rounds_of("lime", "samples", "auto", 250, 1000)
+    >>> rounds_of(40, 250, 1000), rounds_of("auto", 250, 1000)
     ([40], [250, 375, 500, 750, 1000])
     """
-    if samples == AUTO:
-        steps = [step for i in range(64) for step in (first << i, 3 * first << i >> 1)]
-        return [*(step for step in steps if step < ceiling), ceiling]
-    if not isinstance(samples, int) or samples < 1:
-        raise InputError(
-            f"{method} {option} must be a whole number of at least 1 or {AUTO!r}, got {samples!r}"
-        )
-    return [samples]
+    if isinstance(samples, int):
+        return [samples]
+    steps = [step for i in range(64) for step in (first << i, 3 * first << i >> 1)]
+    return [*(step for step in steps if step < ceiling), ceiling]
 
 
 def in_rounds(count: int, rounds: Sequence[int], ask: Ask, fit: Fit, bound: float = BOUND) -> Estimate:

@@ -4,40 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from heatproof.errors import InputError
+from heatproof.explain import method
 from heatproof.explain.baselines import STARTS, baseline_images, mixed, variant_scores
 from heatproof.explain.gradients import working_images
 from heatproof.explain.sampling import BOUND, Estimate, designed_rows, in_rounds, rounds_of
 from heatproof.explain.segments import LastBatch, paint, segment_means, segments_of
-from heatproof.registry import PERTURBING, explainer
 from heatproof.types import Trace
 
 KERNEL_WIDTH = 0.25  # of LIME
 RIDGE = 1.0  # of LIME
 SHAP_RIDGE = 1e-9  # keeps the regression solvable with fewer samples than segments
-FORMS = ("designed", "paired", "published")
 FIRST, CEILING = 250, 1000  # of "auto"; the last are the samples of the lime package
 
 
-@explainer(
-    "lime",
-    cite="ribeiro2016lime",
-    forward_only=True,
-    card=replace(
-        PERTURBING,
-        sign="signed weights; negatives are clipped when the map is normalised",
-        resize="none: segments are painted at the image's size",
-    ),
-    sufficient_repeats={"samples": 375},
-    volumes=True,
-)
+@method("lime")
 def lime(
     trace: Trace,
     *,
@@ -69,9 +55,7 @@ def lime(
     Deviations: as in the lime package run with all segments, nothing is selected. The fill is the exact mean,
     which the package truncates to whole 8-bit steps.
     """
-    rounds = rounds_of("lime", "samples", samples, FIRST, CEILING)
-    if form not in FORMS:
-        raise InputError(f"lime form must be 'designed', 'paired' or 'published', got {form!r}")
+    rounds = rounds_of(samples, FIRST, CEILING)
     images = trace.images.float()
     cut = segments_of(trace.model, images, segments, segment_count, compactness, trace.seed)
     options = rounds[-1], trace.seed, form
@@ -167,18 +151,7 @@ def ridge(rows: Tensor, scores: Tensor, weights: Tensor, paired: bool = False) -
     return solved[..., 0], torch.where(rows.any(1), (wider * spread).sqrt(), 0.0)
 
 
-@explainer(
-    "kernel-shap",
-    cite="lundberg2017shap",
-    forward_only=True,
-    aliases=("kernelshap",),
-    card=replace(
-        PERTURBING,
-        sign="signed values; negatives are clipped when the map is normalised",
-        resize="none: segments are painted at the image's size",
-    ),
-    volumes=True,
-)
+@method("kernel-shap")
 def kernel_shap(
     trace: Trace,
     *,
@@ -202,8 +175,6 @@ def kernel_shap(
 
     Deviations: sets are drawn with replacement, sizes evenly spread instead of at random.
     """
-    if not isinstance(samples, int) or samples < 3:
-        raise InputError(f"kernel-shap samples must be a whole number of at least 3, got {samples!r}")
     images = working_images(trace)
     off = baseline_images(trace.model, images, baseline, trace.seed, STARTS)
     cut = segments_of(trace.model, images, segments, segment_count, compactness, trace.seed)
