@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from heatproof.errors import InputError, ModelError
+from heatproof.explain.masking import Estimate
 from heatproof.explain.providers import Methods, named
-from heatproof.explain.sampling import Estimate
 from heatproof.explain.segments import cut_ahead
 from heatproof.models.accel import Accelerator
 from heatproof.models.capture import NotAPicture, SharedPass, capture
