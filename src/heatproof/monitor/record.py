@@ -24,8 +24,7 @@ from heatproof.metrics.cscores import gold_list
 from heatproof.metrics.gold import ListRule
 from heatproof.metrics.scene import BatchContext
 from heatproof.models import Model
-from heatproof.monitor.measure import Answers, Measured, undisturbed
-from heatproof.monitor.validation_set import ValidationSet
+from heatproof.monitor.measure import Answers, Measured, ValidationSet, undisturbed
 from heatproof.run.engine import UnitGroup, UnitRows, compute_units
 from heatproof.run.group import cells
 from heatproof.run.metrics import read_metrics
@@ -34,7 +33,7 @@ from heatproof.run.predictions import read_predictions, stored_limits
 from heatproof.run.progress import Progress
 from heatproof.run.score import RowMaker, measure, only_finite
 from heatproof.run.weights import Checkpoint, weights_hash
-from heatproof.show import Sheet, middle
+from heatproof.show import Sheet, middle, pixels
 from heatproof.store import Manifest, RunFolder
 from heatproof.store.manifest import SEVERAL
 from heatproof.train.recipe import GradientNorm
@@ -165,7 +164,7 @@ class Recorder:
         context = BatchContext(model, batch, maps, targets, self.layer, seed=self.seed)
         with undisturbed(model):
             scores += maker.metrics(measure(unit.metrics, context), batch, targets)
-        pictures: Any = part.pixels[rows_of.numpy()]
+        pictures: Any = pixels(part.images, part.preprocess)[rows_of.numpy()]
         if part.images.ndim > 4:  # volumes, with the planes that are shown
             pictures = [Sheet(planes, middle(size_of(part.images))) for planes in pictures]
         stored = {name: only_finite(made) for name, made in maps.items()}

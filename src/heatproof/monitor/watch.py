@@ -14,7 +14,6 @@ its result, call on_alarm, and stop or raise together.
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -37,14 +36,15 @@ from heatproof.monitor.measure import (
     Answers,
     Cost,
     StepResult,
+    ValidationSet,
     example_maps,
+    make_validation_set,
     measure,
     same_randomness,
     undisturbed,
     with_head,
 )
 from heatproof.monitor.trackers import Tracker
-from heatproof.monitor.validation_set import ValidationSet, make_validation_set
 from heatproof.train.loop import GradientLog
 from heatproof.types import ArrayLike, Batch
 from heatproof.verdict.alarms import Alarm, find_alarms, read_mechanisms
@@ -236,7 +236,8 @@ class Monitor:
 
     def _measured(self, model: Any, epoch: int, started: float) -> StepResult:
         images, name, verdict = self.images, f"epoch-{epoch:03d}", None
-        result = StepResult(epoch, name, len(images), {c: images.classes[c] for c in images.occur}, 0.0)
+        classes = {c: images.classes[c] for c in images.explained.targets.unique().tolist()}
+        result = StepResult(epoch, name, len(images), classes, 0.0)
         try:
             wrapped = self._model(model)
             norms = {} if self._log is None else self._log.take()
@@ -326,7 +327,7 @@ class Monitor:
                 raise AlarmRaised(f"stopped after epoch {result.epoch}: {alarm}")
 
     def _send(self, logger: Tracker, result: StepResult) -> None:
-        if result.measured is None:
+        if result.problem:
             return
         try:
             logger.log(result)
@@ -410,19 +411,3 @@ class MonitorHooks:
         except AlarmRaised:
             return True
         return False
-
-
-def callback_class(module: str, hooks: type, base: Callable[[], type]) -> Callable[[str], Any]:
-    """A module's __getattr__ that makes HeatproofCallback from hooks and the library's own base class.
-
-    The library is imported only when the callback is.
-    """
-
-    def find(name: str) -> Any:
-        if name != "HeatproofCallback":
-            raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        made = type(name, (hooks, base()), {"__module__": module})
-        setattr(sys.modules[module], name, made)
-        return made
-
-    return find
