@@ -1,9 +1,7 @@
 """Class activation maps: the activations A of a layer, weighted.
 
-Most weigh with the gradients g of the class's logit. They read the same activations and gradients, so they
-cost one forward and one partial backward pass together. EigenCAM and EigenGradCAM take the main direction of
-A or g * A; ScoreCAM reruns the network with masked images; AblationCAM and ReciproCAM rerun only the part of
-it behind the layer.
+Most weigh with the gradients g of the class's logit, and cost one forward and one partial backward pass
+together. AblationCAM and ReciproCAM rerun only the part of the network behind the layer.
 """
 
 from __future__ import annotations
