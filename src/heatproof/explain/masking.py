@@ -326,9 +326,11 @@ def lime(
     images = trace.images.float()
     cut = segments_of(trace.model, images, segments, segment_count, compactness, trace.seed)
     options = rounds[-1], trace.seed, form
-    if (rows := _last_rows.get(cut, options)) is None:
-        rows = sample_rows(cut.flatten(1).amax(1).tolist(), *options).to(cut.device, non_blocking=True)
-        _last_rows.put(cut, options, rows)
+
+    def draw() -> Tensor:
+        return sample_rows(cut.flatten(1).amax(1).tolist(), *options).to(cut.device, non_blocking=True)
+
+    rows = _last_rows(cut, options, draw)
     spots = cut.flatten(1)[:, None].expand(-1, images.shape[1], -1)
     fill = segment_means(images, cut).gather(2, spots).view_as(images)
 

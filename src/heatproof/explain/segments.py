@@ -4,9 +4,8 @@ Segmentation reads the image, not the model's input: inputs go back to 8 bits th
 preprocessing, or are scaled to their own range if that has another number of channels.
 slic: achanta2012slic; quickshift: vedaldi2008quickshift; both from scikit-image, on the CPU.
 
-Segmenting takes longer than a pass, and an audit needs the same images repeatedly (under random weights, with
-other samples, for other methods). So the last results are cached by the content of the image, and a run
-starts with the next images while the network is busy.
+Segmenting takes longer than a pass, and an audit needs the same images repeatedly. So the last results are
+cached by the content of the image, and a run starts with the next images while the network is busy.
 """
 
 from __future__ import annotations
@@ -44,10 +43,6 @@ def threads(name: str) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(available_cpus(), thread_name_prefix=f"heatproof-{name}")
 
 
-if hasattr(os, "register_at_fork"):  # the threads of a pool are not copied into a child process
-    os.register_at_fork(after_in_child=threads.cache_clear)
-
-
 def in_threads(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
     """Results of a short function, computed in threads, in order."""
     return list(threads("short").map(function, items))
@@ -59,21 +54,19 @@ class LastBatch:
     The batch is referenced too, so that its memory is not reused. Not on a CPU, where NumPy may write to it.
     """
 
-    def __init__(self) -> None:
-        self.cached: tuple[Tensor, int, tuple[Any, ...], Tensor] | None = None
+    cached: tuple[Tensor, int, Any, Tensor] | None = None
 
-    def get(self, images: Tensor, options: tuple[Any, ...]) -> Tensor | None:
-        if self.cached is None or not images.is_cuda or images.is_inference():
-            return None
-        batch, version, before, result = self.cached
-        same = batch.data_ptr() == images.data_ptr() and batch.shape == images.shape
-        same = same and batch.stride() == images.stride() and batch.device == images.device
-        return result if same and version == images._version and before == options else None
-
-    def put(self, images: Tensor, options: tuple[Any, ...], result: Tensor) -> Tensor:
-        if images.is_cuda and not images.is_inference():
-            self.cached = images.detach(), images._version, options, result
-        return result
+    def __call__(self, images: Tensor, options: Any, compute: Callable[[], Tensor]) -> Tensor:
+        if not images.is_cuda or images.is_inference():
+            return compute()
+        if self.cached is not None:
+            batch, version, before, result = self.cached
+            same = batch.data_ptr() == images.data_ptr() and batch.shape == images.shape
+            same = same and batch.stride() == images.stride() and batch.device == images.device
+            if same and version == images._version and before == options:
+                return result
+        self.cached = images.detach(), images._version, options, compute()
+        return self.cached[-1]
 
 
 def pictures_of(model: Model, images: Tensor) -> Tensor:
@@ -103,21 +96,20 @@ def segments_of(
         raise InputError(f"slic needs count >= 1 and compactness > 0, got {count} and {compactness}")
     if kind == "quickshift" and images.ndim > 4:
         raise InputError("quickshift cuts images, not volumes; use segments='slic'")
-    options = (kind, count, compactness, seed, model.preprocess)
-    if (known := _last.get(images, options)) is not None:
-        return known
-    futures = _begin(model, images, kind, count, compactness, seed)
-    with span("waiting", "superpixels"):
-        segments = np.stack([future.result() for future in futures])
-    return _last.put(images, options, torch.from_numpy(segments).long().to(images.device))
+
+    def cut() -> Tensor:
+        futures = _begin(model, images, kind, count, compactness, seed)
+        with span("waiting", "superpixels"):
+            segments = np.stack([future.result() for future in futures])
+        return torch.from_numpy(segments).long().to(images.device)
+
+    return _last(images, (kind, count, compactness, seed, model.preprocess), cut)
 
 
 def cut_ahead(model: Model, images: Tensor, options: Mapping[str, Any], seed: int) -> None:
     """Start to segment images for a method with these options, if it reads segments."""
     if "segment_count" in options and 4 * len(images) * math.prod(size_of(images)) <= CACHED_PIXELS:
-        _begin(
-            model, images, str(options["segments"]), options["segment_count"], options["compactness"], seed
-        )
+        _begin(model, images, *(options[o] for o in ("segments", "segment_count", "compactness")), seed)
 
 
 def _begin(model: Model, images: Tensor, *options: Any) -> list[Future[np.ndarray]]:
@@ -133,18 +125,20 @@ class _SegmentCache:
         self.pixels = 0
         self._lock = threading.Lock()
 
-    def begin(
-        self, image: np.ndarray, kind: str, count: int, compactness: float, seed: int
-    ) -> Future[np.ndarray]:
-        """The segments of "h w c"."""
+    def begin(self, image: np.ndarray, *options: Any) -> Future[np.ndarray]:
+        """The segments of "h w c"; options: kind, count, compactness, seed."""
         image = np.ascontiguousarray(image)
-        options = (kind, seed) if kind == "quickshift" else (kind, count, compactness)
-        key = (*options, image.shape, hashlib.blake2b(image.data).digest())
+        kind, seed = options[0], options[-1]
+        key = (
+            *((kind, seed) if kind == "quickshift" else options[:-1]),
+            image.shape,
+            hashlib.blake2b(image.data).digest(),
+        )
         with self._lock:
             if key in self.futures:
                 self.futures.move_to_end(key)
                 return self.futures[key]
-            future = self.futures[key] = threads("cut").submit(_cut, image, kind, count, compactness, seed)
+            future = self.futures[key] = threads("cut").submit(_cut, image, *options)
             self.pixels += math.prod(image.shape[:-1])
             while self.pixels > CACHED_PIXELS and len(self.futures) > 1:
                 (*_, shape, _), _ = self.futures.popitem(last=False)
@@ -153,7 +147,8 @@ class _SegmentCache:
 
 
 _last, _cache = LastBatch(), _SegmentCache()
-if hasattr(os, "register_at_fork"):  # the futures of the parent's threads never end in a child process
+if hasattr(os, "register_at_fork"):  # the parent's threads, and their futures, never end in a child process
+    os.register_at_fork(after_in_child=threads.cache_clear)
     os.register_at_fork(after_in_child=_cache.__init__)  # type: ignore[misc]
 
 
