@@ -23,9 +23,8 @@ from torch import Tensor, nn
 
 from heatproof.errors import InputError
 from heatproof.explain.api import explain
-from heatproof.explain.baselines import gaussian_blur
+from heatproof.explain.baselines import gaussian_blur, pictures_of, segment_means, segments_of, top_segments
 from heatproof.explain.masking import Masks, proximity, ridge, sample_rows
-from heatproof.explain.segments import pictures_of, segment_means, segments_of, top_segments
 from heatproof.images.preprocess import Preprocess
 from heatproof.models.model import Model, as_model
 from heatproof.types import normalise

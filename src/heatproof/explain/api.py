@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from heatproof.errors import InputError, ModelError
+from heatproof.explain.baselines import cut_ahead
 from heatproof.explain.masking import Estimate
 from heatproof.explain.providers import Methods, named
-from heatproof.explain.segments import cut_ahead
 from heatproof.models.accel import Accelerator
 from heatproof.models.capture import NotAPicture, SharedPass, capture
 from heatproof.models.heads import Columns

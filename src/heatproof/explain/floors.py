@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from heatproof.errors import HeatproofError
-from heatproof.explain.segments import LastBatch, in_threads, pictures_of
+from heatproof.explain.baselines import LastBatch, in_threads, pictures_of
 from heatproof.registry import FLOOR_CARD, explainer, explainers, parse_call
 from heatproof.types import Trace
 

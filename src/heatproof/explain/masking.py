@@ -23,9 +23,17 @@ from torch import Tensor
 
 from heatproof.errors import InputError
 from heatproof.explain import method
-from heatproof.explain.baselines import STARTS, baseline_images, mixed, variant_scores
+from heatproof.explain.baselines import (
+    STARTS,
+    LastBatch,
+    baseline_images,
+    mixed,
+    paint,
+    segment_means,
+    segments_of,
+    variant_scores,
+)
 from heatproof.explain.gradients import working_images
-from heatproof.explain.segments import LastBatch, paint, segment_means, segments_of
 from heatproof.types import Trace, per_map
 
 REGION = 0.2  # share of all pixels: the strongest, which budgets select

@@ -43,10 +43,9 @@ from heatproof.errors import (
     need,
 )
 from heatproof.explain import CARDS, read_card
-from heatproof.explain.baselines import STARTS, baseline_images
+from heatproof.explain.baselines import STARTS, baseline_images, segments_of
 from heatproof.explain.gradients import over_channels
 from heatproof.explain.providers import files
-from heatproof.explain.segments import segments_of
 from heatproof.models.checkpoints import first_line
 from heatproof.models.layers import find_module, layout_of, picture_layers
 from heatproof.models.model import Model
