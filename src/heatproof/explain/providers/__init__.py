@@ -378,16 +378,16 @@ def named(methods: Methods) -> list[str]:
     """Names of methods; functions among them are registered in this process under their own names."""
     if isinstance(methods, str) or callable(methods):
         methods = [methods]
-    table = isinstance(methods, Mapping)
+    table = dict(methods) if isinstance(methods, Mapping) else None
     by_name: dict[str, Method] = {}
     for given in methods:
-        method = methods[given] if isinstance(methods, Mapping) else given
         name = given if isinstance(given, str) else getattr(given, "__name__", type(given).__name__)
+        method = given if table is None else table[name]
         if callable(method):
             if by_name.get(name, method) is not method:
                 raise InputError(f"two methods are called {name!r}; name them: {{'one': f, 'other': g}}")
             explainers.add_local(of_function(name, method))
-        elif table:
+        elif table is not None:
             raise InputError(f"methods[{name!r}] is a name already; a table of methods holds functions")
         by_name[name] = method
     return list(by_name)
