@@ -13,7 +13,7 @@ import inspect
 import pkgutil
 import re
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import entry_points
@@ -33,7 +33,6 @@ class Card:
     normalisation: str = "min-max per map"
 
 
-PERTURBING = Card(target="probability of the explained class", relu="none")  # methods that only predict
 FLOOR_CARD = Card(  # methods that ignore the network
     target="none: the same map for every class",
     relu="none",
@@ -53,6 +52,8 @@ class Entry:
     cite: str = ""
     aliases: tuple[str, ...] = ()
     volumes: bool = False  # whether it takes volumes, "b c D H W", as well as images
+    choices: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by option: words that it may be
+    least: Mapping[str, int] = field(default_factory=dict)  # by option: the smallest whole number it may be
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "needs", frozenset(self.needs))
@@ -273,10 +274,18 @@ def call_text(name: str, options: Mapping[str, Any]) -> str:
 
 
 def check_options(entry: Entry, given: dict[str, Any]) -> None:
-    """Raise InputError for an unknown option, and for a required one that is missing."""
-    for option in given:
+    """Raise InputError for an unknown option, a value it cannot have, and a required one that is missing."""
+    for option, value in given.items():
         if option not in entry.options:
             raise InputError(f"{entry.name} has no option {option!r}; {did_you_mean(option, entry.options)}")
+        words, least = entry.choices.get(option, ()), entry.least.get(option)
+        if value in words or (not words and least is None):
+            continue
+        if least is None or not isinstance(value, int) or value < least:
+            number = [] if least is None else [f"a whole number of at least {least}"]
+            *first, last = [*number, *map(repr, words)]
+            allowed = f"{', '.join(first)} or {last}" if first else last
+            raise InputError(f"{entry.name} {option} must be {allowed}, got {value!r}")
     for option, usual in entry.options.items():
         if usual is REQUIRED and option not in given:
             raise InputError(f"{entry.name} needs {option}; write {entry.name}({option}=...)")

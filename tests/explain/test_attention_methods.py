@@ -192,9 +192,9 @@ def test_relevance_through_attention_is_what_the_rules_say() -> None:
         expected += tokens * ((relevance / projected) @ matrix.T)
 
     leaf = tokens.clone().requires_grad_()
-    from heatproof.explain.relevance import _matrices
+    from heatproof.explain.rules import _halved
 
-    result = attend(leaf @ wq, leaf @ wk, leaf @ wv, product=_matrices)
+    result = attend(leaf @ wq, leaf @ wk, leaf @ wv, product=lambda a, b: _halved(a @ b))
     (gradient,) = torch.autograd.grad(result[0, 0, 0, 0], leaf)
     torch.testing.assert_close(leaf.detach() * gradient, expected)
 

@@ -23,10 +23,8 @@ from torch import Tensor, nn
 
 from heatproof.errors import InputError
 from heatproof.explain.api import explain
-from heatproof.explain.baselines import gaussian_blur
-from heatproof.explain.masking import Masks
-from heatproof.explain.segments import pictures_of, segment_means, segments_of, top_segments
-from heatproof.explain.surrogates import proximity, ridge, sample_rows
+from heatproof.explain.baselines import gaussian_blur, pictures_of, segment_means, segments_of, top_segments
+from heatproof.explain.masking import Masks, proximity, ridge, sample_rows
 from heatproof.images.preprocess import Preprocess
 from heatproof.models.model import Model, as_model
 from heatproof.types import normalise
@@ -240,14 +238,14 @@ def test_rise_masks_are_the_papers() -> None:
             0, 0
         ]
         crop = wide[down[i] : down[i] + 30, across[i] : across[i] + 44]
-        torch.testing.assert_close(masks(i, i + 1)[0].double(), crop, atol=1e-6, rtol=0)
-    torch.testing.assert_close(masks(0, 40), torch.cat([masks(0, 13), masks(13, 40)]))
+        torch.testing.assert_close(masks[i : i + 1][0].double(), crop, atol=1e-6, rtol=0)
+    torch.testing.assert_close(masks[:40], torch.cat([masks[:13], masks[13:40]]))
 
 
 def test_rise_as_published_is_its_slow_twin() -> None:
     net, images = small_net(), some_images(2, (28, 21))
     (maps,) = explain(net, images, ["rise(masks=50, p=0.4, form='published')"], targets=2, seed=9).values()
-    masks = Masks((28, 21), 50, 7, 0.4, seed=9, device=torch.device("cpu"))(0, 50).double()
+    masks = Masks((28, 21), 50, 7, 0.4, seed=9, device=torch.device("cpu"))[:50].double()
     net = net.double()
     for i, image in enumerate(images.double()):
         total = torch.zeros(28, 21, dtype=torch.float64)

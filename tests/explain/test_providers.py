@@ -25,7 +25,7 @@ from heatproof.errors import (
 )
 from heatproof.explain import providers
 from heatproof.explain.api import read_methods
-from heatproof.explain.providers import CAPTUM, GRAD_CAM, PROVIDERS, ZENNIT, Provider
+from heatproof.explain.providers import PROVIDERS, Provider
 from heatproof.registry import Explainer, explainers
 from heatproof.types import Signed
 
@@ -188,9 +188,13 @@ NEEDED = {
     "IntegratedGradients": "n_steps=4, baselines='blur'",
 }  # fmt: skip
 EVERY = [
-    *(f"captum:{name}({NEEDED.get(name, '')})" for name in CAPTUM if name != "ShapleyValues"),
-    *(f"grad-cam:{name}" for name in GRAD_CAM),
-    *(f"zennit:{name}" for name in ZENNIT),
+    *(
+        f"captum:{name}({NEEDED.get(name, '')})"
+        for name in PROVIDERS["captum"].offers
+        if name != "ShapleyValues"
+    ),
+    *(f"grad-cam:{name}" for name in PROVIDERS["grad-cam"].offers),
+    *(f"zennit:{name}" for name in PROVIDERS["zennit"].offers),
 ]
 
 

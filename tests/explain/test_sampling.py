@@ -12,9 +12,7 @@ from torch import Tensor, nn
 import heatproof as hp
 from conftest import counting
 from heatproof.errors import InputError
-from heatproof.explain.masking import Masks
-from heatproof.explain.sampling import uncertainty
-from heatproof.explain.surrogates import sample_rows
+from heatproof.explain.masking import Masks, sample_rows, uncertainty
 from heatproof.types import Maps
 
 CPU = torch.device("cpu")
@@ -55,7 +53,7 @@ def explained(net: nn.Module, method: str, seed: int = 0, images: Tensor | None 
 
 def test_pairs_of_masks_are_complements_and_cells_of_a_block_are_orthogonal() -> None:
     masks = Masks((30, 44), 512, 7, 0.5, seed=3, device=CPU, paired=True)
-    torch.testing.assert_close(masks(0, 512)[::2] + masks(0, 512)[1::2], torch.ones(256, 30, 44))
+    torch.testing.assert_close(masks[:512][::2] + masks[:512][1::2], torch.ones(256, 30, 44))
     assert torch.equal(masks.shifts[:, ::2], masks.shifts[:, 1::2])
     cells = 2 * masks.grids.flatten(1) - 1
     for start in range(0, 512, 128):  # every two cells as often alike as not
@@ -67,8 +65,8 @@ def test_pairs_of_masks_are_complements_and_cells_of_a_block_are_orthogonal() ->
 
 def test_fewer_masks_are_the_first_ones_of_more() -> None:
     few, many = (Masks((20, 20), n, 7, 0.5, 3, CPU, paired=True) for n in (200, 512))
-    assert torch.equal(few(0, 200), many(0, 200))
-    assert not torch.equal(Masks((20, 20), 200, 7, 0.5, 4, CPU, paired=True)(0, 200), few(0, 200))
+    assert torch.equal(few[:200], many[:200])
+    assert not torch.equal(Masks((20, 20), 200, 7, 0.5, 4, CPU, paired=True)[:200], few[:200])
 
 
 def test_each_paired_mask_by_itself_is_drawn_as_in_the_paper() -> None:
@@ -84,7 +82,7 @@ def test_each_paired_mask_by_itself_is_drawn_as_in_the_paper() -> None:
 def test_rise_is_its_slow_twin(form: str, p: float) -> None:
     net, images = small_net(), some_images(2)
     maps = explained(net, f"rise(masks=150, p={p}, form='{form}')", 9, images)
-    masks = Masks((40, 32), 150, 7, p, 9, CPU, form == "paired")(0, 150).double()
+    masks = Masks((40, 32), 150, 7, p, 9, CPU, form == "paired")[:150].double()
     net = net.double()
     for i, image in enumerate(images.double()):
         with torch.no_grad():

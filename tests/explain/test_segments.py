@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from conftest import small_cnn
-from heatproof.explain import segments
+from heatproof.explain import baselines as segments
 from heatproof.models.model import Model
 
 

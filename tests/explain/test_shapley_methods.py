@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from conftest import counting, small_cnn
 from heatproof.errors import InputError
 from heatproof.explain.api import explain
-from heatproof.explain.segments import segments_of
-from heatproof.explain.surrogates import draw_sets, shapley
+from heatproof.explain.baselines import segments_of
+from heatproof.explain.masking import draw_sets, shapley
 from heatproof.models.model import as_model
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from heatproof.errors import InputError, ModelError
-from heatproof.explain.providers.function import Methods, named
-from heatproof.explain.sampling import Estimate
-from heatproof.explain.segments import cut_ahead
+from heatproof.explain.baselines import cut_ahead
+from heatproof.explain.masking import Estimate
+from heatproof.explain.providers import Methods, named
 from heatproof.models.accel import Accelerator
 from heatproof.models.capture import NotAPicture, SharedPass, capture
 from heatproof.models.heads import Columns
@@ -32,6 +32,7 @@ from heatproof.show import ByName
 from heatproof.timeline import span
 from heatproof.types import Images, Maps, Signed, Targets, Trace, size_of
 
+AT_LAYER = {"activations", "gradients"}
 Layers = str | nn.Module | Sequence[str | nn.Module] | None
 
 
@@ -46,12 +47,11 @@ class MethodCall:
     def __call__(self, trace: Trace) -> Maps:
         with span("method", self.text):
             result = self.entry.function(trace, **self.options)
-        further: dict[str, Any] = {}
+        values, further = result, dict[str, Any]()
         if isinstance(result, Signed):
-            further = {"signed_values": result.signed.detach().float().contiguous()}
+            values, further = result.values, {"signed_values": result.signed.detach().float().contiguous()}
         elif isinstance(result, Estimate):
-            further = {"error": result.error.float(), "passes": result.passes}
-        values = result.values if isinstance(result, Signed | Estimate) else result
+            values, further = result.values, {"error": result.error.float(), "passes": result.passes}
         if values.ndim != trace.images.ndim - 1 or len(values) != len(trace.images):
             wanted = "b h w" if trace.images.ndim == 4 else "b d h w"
             raise InputError(f"{self.entry.name} returned shape {tuple(values.shape)}, not {wanted!r}")
@@ -62,19 +62,16 @@ class MethodCall:
 def dead_layers(calls: Sequence[MethodCall], trace: Trace) -> list[Tensor | None]:
     """By method "b" bool: images in which every channel of the layers it reads is constant over places."""
 
-    def constant(layer: Tensor) -> Tensor:
+    dead = {}
+    for name, layer in trace.activations.items():
         first = layer[(slice(None), slice(None), *[slice(1)] * (layer.ndim - 2))]
-        return (layer == first).flatten(1).all(1)
-
-    dead = {name: constant(activation) for name, activation in trace.activations.items()}
-
-    def of(needs: Collection[str]) -> Tensor | None:
-        at_layer = "activations" in needs or "gradients" in needs
-        names = trace.scales if "scales" in needs else (trace.layer,) if at_layer else ()
+        dead[name] = (layer == first).flatten(1).all(1)
+    results: list[Tensor | None] = []
+    for needs in (set(call.entry.needs) for call in calls):
+        names = trace.scales if "scales" in needs else [trace.layer] if needs & AT_LAYER else []
         known = [dead[name] for name in names if name in dead]
-        return torch.stack(known).all(0) if known else None
-
-    return [of(call.entry.needs) for call in calls]
+        results.append(torch.stack(known).all(0) if known else None)
+    return results
 
 
 def read_methods(methods: Methods, again: bool = False) -> list[MethodCall]:
@@ -210,17 +207,18 @@ def _layer_names(model: Model, layer: Layers) -> str | Sequence[str] | None:
 
 def check_insides(model: Model, calls: Sequence[MethodCall]) -> None:
     """Raise ModelError for methods that read layers or gradients of a function or of a quantised network."""
-    closed, inside = is_function(model.module), [call.text for call in calls if not call.entry.forward_only]
+    inside = next((call.text for call in calls if not call.entry.forward_only), None)
     if model.facts.quantised is None:
         model.facts.quantised = is_quantised(model.module)
-    if inside and (closed or model.facts.quantised):
-        known = ", ".join(entry.name for entry in explainers if entry.forward_only)
-        if closed:
-            reason = f"is a function, without layers or gradients that {inside[0]} could read; use {known}"
-        else:
-            reason = f"is quantised, and no gradient that {inside[0]} could read goes through it; "
-            reason += f"give the network it was made from, or use {known}"
+    closed = is_function(model.module)
+    if inside is None or not (closed or model.facts.quantised):
+        return
+    known = ", ".join(entry.name for entry in explainers if entry.forward_only)
+    if closed:
+        reason = f"is a function, without layers or gradients that {inside} could read; use {known}"
         raise ModelError(f"{model.name} {reason}")
+    reason = f"is quantised, and no gradient that {inside} could read goes through it"
+    raise ModelError(f"{model.name} {reason}; give the network it was made from, or use {known}")
 
 
 class Recorded(NamedTuple):
@@ -271,17 +269,10 @@ def recorded(
 
 
 def shared_pass(
-    model: Model,
-    images: Tensor,
-    calls: Sequence[MethodCall],
-    *,
-    ids: tuple[str, ...],
-    targets: Targets | None = None,
-    layer: str | Sequence[str] | None = None,
-    seed: int = 0,
-    batch_size: int | None = None,
-    progress: Callable[[int], object] | None = None,
-) -> tuple[dict[str, Maps], Tensor]:
+    model: Model, images: Tensor, calls: Sequence[MethodCall], *, ids: tuple[str, ...],
+    targets: Any = None, layer: str | Sequence[str] | None = None, seed: int = 0,
+    batch_size: int | None = None, progress: Callable[[int], object] | None = None,
+) -> tuple[dict[str, Maps], Tensor]:  # fmt: skip
     """The maps by method, and the logits "b k" of the same pass; arguments are taken as checked."""
     needs = frozenset().union(*(call.entry.needs for call in calls))
     image_size = size_of(images)
@@ -305,8 +296,16 @@ def shared_pass(
             if progress:
                 progress(len(images))
             return {maps.method: replace(maps, ids=ids) for maps in as_maps(again)}, again.logits
-    chosen = _slicer(targets, len(images))
+    if not isinstance(targets, int | Columns | None):
+        targets = torch.as_tensor(targets)
     parts: list[tuple[list[Maps], Tensor]] = []
+
+    def chosen(start: int, stop: int) -> Any:
+        if isinstance(targets, Columns):
+            return Columns(targets.numbers[start:stop])
+        # A wrong number of targets is passed on whole, to be reported.
+        each = isinstance(targets, Tensor) and targets.ndim == 1 and len(targets) == len(images)
+        return targets[start:stop] if each else targets
 
     def work(start: int, stop: int) -> tuple[list[Maps], Tensor]:
         batch = images[start:stop].to(model.device)
@@ -324,20 +323,5 @@ def shared_pass(
         # A queue of its own: perturbing methods inside shrink theirs without shortening this one's batches.
         Queue(model, image_size, batch_size, progress).each(len(images), work, parts.append, "shared")
     joined = [Maps.concatenate(batches) for batches in zip(*(maps for maps, _ in parts), strict=True)]
-    return {maps.method: replace(maps, ids=ids) for maps in joined}, torch.cat(
-        [logits for _, logits in parts]
-    )
-
-
-def _slicer(targets: Any, count: int) -> Callable[[int, int], Any]:
-    """A function that returns the targets of a slice of the batch.
-
-    A single class goes to all images; a wrong number of them is passed on whole, to be reported.
-    """
-    if isinstance(targets, Columns):
-        return lambda start, stop: Columns(targets.numbers[start:stop])
-    if targets is not None and not isinstance(targets, int):
-        tensor = torch.as_tensor(targets)
-        if tensor.ndim == 1 and len(tensor) == count:
-            return lambda start, stop: tensor[start:stop]
-    return lambda start, stop: targets
+    logits = torch.cat([logits for _, logits in parts])
+    return {maps.method: replace(maps, ids=ids) for maps in joined}, logits

@@ -15,23 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from heatproof.errors import ModelError
-from heatproof.explain.rules import OWN_PASS, Rules, attend
-from heatproof.models.capture import replace_first
+from heatproof.explain import method
+from heatproof.explain.rules import Rules, attend
 from heatproof.models.layers import Layout, first_tensor, layout_of
 from heatproof.models.model import Model
 from heatproof.models.running import at_least_float
-from heatproof.registry import Card, explainer
+from heatproof.models.capture import replace_first
 from heatproof.types import Trace
 
 
-@explainer(
-    "rollout",
-    cite="abnar2020rollout",
-    aliases=("attention-rollout",),
-    card=Card(target="none: the same map for every class", relu="none", sign="never negative"),
-    cost="a forward pass of its own",
-    architecture="transformer",
-)
+@method("rollout")
 def rollout(trace: Trace) -> Tensor:
     """Attention multiplied through all blocks, from the image's tokens to the class token.
 
@@ -60,13 +53,7 @@ def rollout(trace: Trace) -> Tensor:
     return torch.cat(parts)
 
 
-@explainer(
-    "legrad",
-    cite="bousselham2024legrad",
-    card=Card(relu="on the gradient of each block's attention", sign="never negative"),
-    cost=OWN_PASS,
-    architecture="transformer",
-)
+@method("legrad")
 def legrad(trace: Trace) -> Tensor:
     """The gradient at the attention of every block, with the classifier applied to each block's output.
 

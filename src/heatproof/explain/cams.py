@@ -1,29 +1,23 @@
 """Class activation maps: the activations A of a layer, weighted.
 
-Most weigh with the gradients g of the class's logit. They read the same activations and gradients, so they
-cost one forward and one partial backward pass together. EigenCAM and EigenGradCAM take the main direction of
-A or g * A; ScoreCAM reruns the network with masked images; AblationCAM and ReciproCAM rerun only the part of
-it behind the layer.
+Most weigh with the gradients g of the class's logit, and cost one forward and one partial backward pass
+together. AblationCAM and ReciproCAM rerun only the part of the network behind the layer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from heatproof.errors import InputError
+from heatproof.explain import method
 from heatproof.explain.baselines import variant_scores
 from heatproof.grids import extremes
 from heatproof.models.capture import Tail
 from heatproof.models.running import computing
-from heatproof.registry import Card, explainer
 from heatproof.types import Trace, normalise, per_map, spatial_dims, upsample
 
-NEEDS = ("activations", "gradients")
-trace_cam = partial(explainer, needs=NEEDS, volumes=True, trace_only=True)
 ROUNDS, SQUARINGS = 10, 2  # the matrix to the power 2**20: a second eigenvalue 1e-5 below the first is gone
 REMAINDER = 1e-14  # of the trace, outside of the first direction: below the precision of a float
 BUMPS = {
@@ -42,7 +36,7 @@ def safe_ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
     return numerator / denominator.masked_fill(denominator == 0, torch.inf)
 
 
-@trace_cam("gradcam", cite="selvaraju2017gradcam")
+@method("gradcam")
 def gradcam(trace: Trace) -> Tensor:
     """Channels weighted by their mean gradient.
 
@@ -64,7 +58,7 @@ def gradcam_plus_plus_map(
     return weighted_sum(weights, activations)
 
 
-@trace_cam("gradcam++", cite="chattopadhay2018gradcampp", aliases=("gradcamplusplus", "gradcampp"))
+@method("gradcam++")
 def gradcam_plus_plus(trace: Trace) -> Tensor:
     """Channels weighted by positive gradients, each position by its share in the class (eq. 19).
 
@@ -75,7 +69,7 @@ def gradcam_plus_plus(trace: Trace) -> Tensor:
     return gradcam_plus_plus_map(trace.activation, trace.gradient, trace.rectified, trace.total)
 
 
-@trace_cam("layercam", cite="jiang2021layercam", card=Card(relu="on the gradient, before the product"))
+@method("layercam")
 def layercam(trace: Trace) -> Tensor:
     """Every position weighted by its own positive gradient.
 
@@ -85,7 +79,7 @@ def layercam(trace: Trace) -> Tensor:
     return (trace.rectified * trace.activation).sum(1)
 
 
-@trace_cam("xgradcam", cite="fu2020xgradcam")
+@method("xgradcam")
 def xgradcam(trace: Trace) -> Tensor:
     """Channels weighted by the share of the logit their activation explains.
 
@@ -95,7 +89,7 @@ def xgradcam(trace: Trace) -> Tensor:
     return weighted_sum(share, trace.activation)
 
 
-@trace_cam("hirescam", cite="draelos2020hirescam")
+@method("hirescam")
 def hirescam(trace: Trace) -> Tensor:
     """Every position weighted by its own gradient, sign included.
 
@@ -104,16 +98,7 @@ def hirescam(trace: Trace) -> Tensor:
     return trace.product.sum(1).relu()
 
 
-@trace_cam(
-    "ms-gradcam++",
-    needs=("scales",),
-    cite="elangovan2026cscore",
-    aliases=("multiscale-gradcam++", "msgradcampp"),
-    card=Card(
-        resize="each layer to the image's size, before the mean",
-        normalisation="min-max per layer, then per map",
-    ),
-)
+@method("ms-gradcam++")
 def ms_gradcam_plus_plus(trace: Trace) -> Tensor:
     """Mean over three depths of Grad-CAM++ maps, each scaled to [0, 1].
 
@@ -124,14 +109,7 @@ def ms_gradcam_plus_plus(trace: Trace) -> Tensor:
     return torch.stack([upsample(normalise(m), trace.image_size) for m in maps]).mean(0)
 
 
-@trace_cam(
-    "eigencam",
-    needs=("activations",),
-    cite="muhammad2020eigencam",
-    card=Card(
-        target="none: the same map for every class", relu="none", sign="turned so that its sum is >= 0"
-    ),
-)
+@method("eigencam")
 def eigencam(trace: Trace, *, centred: bool = False) -> Tensor:
     """The main direction of the activations; depends on neither class nor gradient.
 
@@ -145,9 +123,7 @@ def eigencam(trace: Trace, *, centred: bool = False) -> Tensor:
     return (vector * per_map(torch.where(vector.sum(spatial_dims(vector)) < 0, -1.0, 1.0), vector)).float()
 
 
-@trace_cam(
-    "eigengradcam", cite="muhammad2020eigencam", card=Card(relu="none", sign="flipped where |min| > |max|")
-)
+@method("eigengradcam")
 def eigengradcam(trace: Trace) -> Tensor:
     """The main direction of gradient times activation.
 
@@ -213,13 +189,7 @@ def flip_to_larger_side(values: Tensor) -> Tensor:
     return values * per_map(torch.where(low.abs() > high.abs(), -1.0, 1.0), values)
 
 
-@explainer(
-    "scorecam",
-    needs=("activations", "blank"),
-    cite="wang2020scorecam",
-    card=Card(target="probability of the explained class", resize="masks bilinear to the image's size"),
-    volumes=True,
-)
+@method("scorecam")
 def scorecam(trace: Trace, *, channels: int | str = 32, weights: str = "gain") -> Tensor:
     """Channels weighted by the probability gained when the image is masked with them.
 
@@ -230,12 +200,7 @@ def scorecam(trace: Trace, *, channels: int | str = 32, weights: str = "gain") -
     """
     activations = trace.activation
     available = activations.shape[1]
-    count = available if channels == "all" else channels
-    if not isinstance(count, int) or count < 1:
-        raise InputError(f"scorecam channels must be a positive number or 'all', got {channels!r}")
-    if weights not in ("gain", "softmax"):
-        raise InputError(f"scorecam weights must be 'gain' or 'softmax', got {weights!r}")
-    count = min(count, available)
+    count = available if isinstance(channels, str) else min(channels, available)
     variance = activations.flatten(2).double().var(2, correction=0)
     chosen = variance.argsort(dim=1, descending=True, stable=True)[:, :count]
     rows = torch.arange(len(activations), device=activations.device)
@@ -263,14 +228,7 @@ def _by_image(trace: Trace, work: Callable[[Tail, Tensor], Tensor]) -> Tensor:
     return torch.stack([work(Tail(trace.model, image, trace.layer), target) for image, target in pairs])
 
 
-@explainer(
-    "ablationcam",
-    needs=("activations",),
-    cite="desai2020ablationcam",
-    card=Card(sign="weights keep the sign of the logit they are divided by"),
-    cost="part of a pass per channel",
-    volumes=True,
-)
+@method("ablationcam")
 def ablationcam(trace: Trace, *, fill: str = "zero") -> Tensor:
     """Channels weighted by the share of the logit lost when the channel is set to 0.
 
@@ -279,8 +237,6 @@ def ablationcam(trace: Trace, *, fill: str = "zero") -> Tensor:
     fill: "zero", or "floor" to fill far below the smallest activation where that is not 0, as the grad-cam
     package does.
     """
-    if fill not in ("zero", "floor"):
-        raise InputError(f"ablationcam fill must be 'zero' or 'floor', got {fill!r}")
 
     def drops(tail: Tail, target: Tensor) -> Tensor:
         """Share "c" of the logit that each channel carries."""
@@ -302,13 +258,7 @@ def ablationcam(trace: Trace, *, fill: str = "zero") -> Tensor:
     return weighted_sum(_by_image(trace, drops), trace.activation)
 
 
-@explainer(
-    "reciprocam",
-    needs=("activations",),
-    cite="byun2022reciprocam",
-    card=Card(target="probability of the explained class", relu="none", sign="never negative"),
-    cost="part of a pass per cell",
-)
+@method("reciprocam")
 def reciprocam(trace: Trace, *, mask: str = "gaussian") -> Tensor:
     """The class's probability when one cell of the layer and a little around it is left.
 
@@ -317,8 +267,6 @@ def reciprocam(trace: Trace, *, mask: str = "gaussian") -> Tensor:
     mask: "gaussian", 3 x 3 cells with weights 1/4 in the middle, 1/8 beside and 1/16 at the corners, cut off
     at the border; or "cell", the cell alone.
     """
-    if mask not in BUMPS:
-        raise InputError(f"reciprocam mask must be 'gaussian' or 'cell', got {mask!r}")
 
     def probabilities(tail: Tail, target: Tensor) -> Tensor:
         """Tensor "h w", of the class of one image."""

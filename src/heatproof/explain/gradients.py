@@ -1,36 +1,24 @@
 """Maps from the gradient of the class's logit with respect to the input.
 
-A bare gradient is noisy, so SmoothGrad averages it around the image, and the path methods along a line from a
-baseline to the image. All points that a method visits, of all images, go through one queue and are summed as
-they come back.
-
-Convention of all of them: the map is the sum over channels of |attribution|; the plain sum over channels is
-the signed map.
+All points that a method visits, of all images, go through one queue and are summed as they come back. The map
+is the sum over channels of |attribution|; the plain sum over channels is the signed map.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from heatproof.errors import InputError
+from heatproof.explain import method
 from heatproof.explain.baselines import STARTS, baseline_images, blur_matrices
 from heatproof.models.running import memory_format
-from heatproof.registry import Card, explainer
 from heatproof.types import Signed, Trace, per_map
 
-GRADIENT_CARD = Card(
-    relu="none",
-    sign="absolute values summed over channels; the plain sum is kept as the signed map",
-    resize="none: already at the image's size",
-)
-gradient_method = partial(explainer, card=GRADIENT_CARD, volumes=True)
-RULES = ("gauss-legendre", "left", "right", "middle", "trapezoid")
 BLUR_STEP = 0.01  # of Blur IG's difference quotient, in pixels
 CLOSE = 1e-9  # relative and absolute: when Guided IG takes a distance as reached
 
@@ -45,15 +33,19 @@ def working_images(trace: Trace) -> Tensor:
     return trace.images.double() if trace.model.dtype == torch.float64 else trace.images.float()
 
 
+def _start(trace: Trace, images: Tensor, baseline: str) -> Tensor:
+    return baseline_images(trace.model, images, baseline, trace.seed, STARTS)
+
+
+def _range(images: Tensor) -> Tensor:
+    """Tensor "b 1 1 1": the highest value of each image minus the lowest."""
+    low, high = images.flatten(1).aminmax(dim=1)
+    return per_map(high - low, images)
+
+
 def as_read(images: Tensor) -> Tensor:
     """The images in the memory format of a network's inputs and gradients."""
     return images.contiguous(memory_format=memory_format(images))
-
-
-def check_counts(method: str, **options: int) -> None:
-    for name, value in options.items():
-        if not isinstance(value, int) or value < 1:
-            raise InputError(f"{method} {name} must be a whole number of at least 1, got {value!r}")
 
 
 @torch.inference_mode(False)  # autograd refuses inference tensors
@@ -62,8 +54,8 @@ def sum_of_gradients(
 ) -> Tensor:
     """Tensor "b c H W": the sum over points of weight * gradient ** power, for each image.
 
-    visit(touched, which, rows) builds a batch: "j c H W" inputs and weights that broadcast to them. Input j
-    is point touched[which[j]] of image rows[j]. Points vary slowest.
+    visit(touched, which, rows) builds "j c H W" inputs and weights that broadcast to them; input j is point
+    touched[which[j]] of image rows[j].
     """
     count = len(trace.images)
     total = weights = torch.zeros_like(as_read(working_images(trace)))
@@ -86,7 +78,7 @@ def sum_of_gradients(
     return total.contiguous()
 
 
-@gradient_method("gradient", needs=("input_gradient",), cite="simonyan2014gradient")
+@method("gradient")
 def gradient(trace: Trace) -> Signed:
     """The gradient of the logit at the image itself.
 
@@ -96,10 +88,7 @@ def gradient(trace: Trace) -> Signed:
     return over_channels(trace.input_gradient)
 
 
-@gradient_method(
-    "gradient-x-input", needs=("input_gradient",), cite="shrikumar2017deeplift",
-    aliases=("input-x-gradient", "gradxinput"),
-)  # fmt: skip
+@method("gradient-x-input")
 def gradient_x_input(trace: Trace) -> Signed:
     """The gradient of the logit times the image, both in normalised space.
 
@@ -109,7 +98,7 @@ def gradient_x_input(trace: Trace) -> Signed:
     return over_channels(trace.input_gradient * working_images(trace))
 
 
-@gradient_method("smoothgrad", cite="smilkov2017smoothgrad", sufficient_repeats={"samples": 25})
+@method("smoothgrad")
 def smoothgrad(trace: Trace, *, samples: int = 50, noise: float = 0.15, squared: bool = False) -> Signed:
     """The mean gradient at noisy copies of the image.
 
@@ -117,21 +106,17 @@ def smoothgrad(trace: Trace, *, samples: int = 50, noise: float = 0.15, squared:
     squared=true averages squared gradients, as COSE's code does. Sample s draws its noise from (seed, s), the
     same for every image, so that neither batch size nor order matters.
     """
-    check_counts("smoothgrad", samples=samples)
     images = as_read(working_images(trace))
-    low, high = images.flatten(1).aminmax(dim=1)
-    deviation = per_map(noise * (high - low), images)
+    deviation = noise * _range(images)
 
     def visit(touched: range, which: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        drawn = as_read(torch.stack([normal_noise(trace, s) for s in touched]))
+        drawn = as_read(normal_noise(trace, touched))
         return images[rows] + deviation[rows] * drawn[which], images.new_tensor(1 / samples)
 
     return over_channels(sum_of_gradients(trace, samples, visit, power=2 if squared else 1))
 
 
-@gradient_method(
-    "integrated-gradients", cite="sundararajan2017ig", aliases=("ig",), sufficient_repeats={"steps": 13}
-)
+@method("integrated-gradients")
 def integrated_gradients(
     trace: Trace, *, steps: int = 50, baseline: str = "zero", rule: str = "gauss-legendre"
 ) -> Signed:
@@ -142,9 +127,8 @@ def integrated_gradients(
     "noise" (standard normal in normalised space, by the seed, the same for every image).
     rule: how the integral is summed: "gauss-legendre" as captum does, "left", "right", "middle", "trapezoid".
     """
-    check_counts("integrated-gradients", steps=steps)
     images = working_images(trace)
-    start = baseline_images(trace.model, images, baseline, trace.seed, STARTS)
+    start = _start(trace, images, baseline)
     nodes, weights = (per_map(images.new_tensor(v), images) for v in quadrature(rule, steps))
     start, way = as_read(start), as_read(images - start)
 
@@ -160,8 +144,6 @@ def quadrature(rule: str, steps: int) -> tuple[np.ndarray, np.ndarray]:
     if rule == "gauss-legendre":
         nodes, weights = np.polynomial.legendre.leggauss(steps)
         return (nodes + 1) / 2, weights / 2
-    if rule not in RULES:
-        raise InputError(f"rule must be one of {', '.join(RULES)}; got {rule!r}")
     if rule == "trapezoid":  # `steps` nodes, both ends among them
         ends = np.isin(np.arange(steps), (0, steps - 1))
         weights = np.where(ends, 0.5, 1.0)
@@ -170,22 +152,26 @@ def quadrature(rule: str, steps: int) -> tuple[np.ndarray, np.ndarray]:
     return (np.arange(steps) + shift) / steps, np.full(steps, 1 / steps)
 
 
-def normal_noise(trace: Trace, sample: int) -> Tensor:
-    """Tensor "c H W" of standard normal noise that depends only on the seed and the sample's number.
+def normal_noise(trace: Trace, samples: Sequence[int]) -> Tensor:
+    """Tensor "n c H W" of standard normal noise that depends only on the seed and the samples' numbers.
 
     A GPU draws with its own generator, so its numbers differ from those of a CPU: noise drawn on the host
     takes five times as long as the passes it feeds.
     """
     shape, device = trace.images.shape[1:], trace.images.device
-    if device.type == "cpu":
-        random = np.random.default_rng((trace.seed, sample))
-        return torch.from_numpy(random.standard_normal(shape, dtype=np.float32))
-    (state,) = np.random.SeedSequence((trace.seed, sample)).generate_state(1, np.uint64)
-    generator = torch.Generator(device).manual_seed(int(state >> np.uint64(1)))
-    return torch.randn(shape, generator=generator, device=device)
+
+    def draw(sample: int) -> Tensor:
+        if device.type == "cpu":
+            random = np.random.default_rng((trace.seed, sample))
+            return torch.from_numpy(random.standard_normal(shape, dtype=np.float32))
+        (state,) = np.random.SeedSequence((trace.seed, sample)).generate_state(1, np.uint64)
+        generator = torch.Generator(device).manual_seed(int(state >> np.uint64(1)))
+        return torch.randn(shape, generator=generator, device=device)
+
+    return torch.stack([draw(sample) for sample in samples])
 
 
-@gradient_method("gradient-shap", cite="erion2021expected", aliases=("gradientshap", "expected-gradients"))
+@method("gradient-shap")
 def gradient_shap(trace: Trace, *, samples: int = 50, baseline: str = "noise", noise: float = 0.0) -> Signed:
     """The gradient at random points between the image and random baselines, times their difference.
 
@@ -198,32 +184,29 @@ def gradient_shap(trace: Trace, *, samples: int = 50, baseline: str = "noise", n
     spread evenly, with one drawn at random in each of n equal parts, which keeps the mean and lowers its
     error. Sample s draws from (seed, s) alone, the same for every image.
     """
-    check_counts("gradient-shap", samples=samples)
     if noise < 0:
         raise InputError(f"gradient-shap noise must not be negative, got {noise}")
     images = working_images(trace)
-    fixed = None
-    if baseline != "noise":
-        fixed = baseline_images(trace.model, images, baseline, trace.seed, STARTS)
-    low, high = images.flatten(1).aminmax(dim=1)
-    deviation = per_map(noise * (high - low), images)
+    fixed = None if baseline == "noise" else _start(trace, images, baseline)
+    deviation = noise * _range(images)
     drawn = np.random.default_rng((trace.seed, samples)).random(samples)
     places = per_map(images.new_tensor((np.arange(samples) + drawn) / samples), images)
 
     def visit(touched: range, which: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        end, start = images[rows], None if fixed is None else fixed[rows]
+        end = images[rows]
         if noise > 0:
-            added = torch.stack([normal_noise(trace, 2 * s + 1) for s in touched])
-            end = end + deviation[rows] * added[which]
-        if start is None:
-            start = torch.stack([normal_noise(trace, 2 * s) for s in touched]).to(images)[which]
+            end = end + deviation[rows] * normal_noise(trace, [2 * s + 1 for s in touched])[which]
+        if fixed is None:
+            start = normal_noise(trace, [2 * s for s in touched]).to(images)[which]
+        else:
+            start = fixed[rows]
         way = end - start
         return start + places[which + touched.start] * way, way / samples
 
     return over_channels(sum_of_gradients(trace, samples, visit))
 
 
-@explainer("blur-ig", cite="xu2020blurig", card=GRADIENT_CARD)
+@method("blur-ig")
 def blur_ig(trace: Trace, *, steps: int = 100, sigma: float = 50.0) -> Signed:
     """The gradient summed while the image is sharpened from a blur of `sigma` pixels.
 
@@ -233,49 +216,36 @@ def blur_ig(trace: Trace, *, steps: int = 100, sigma: float = 50.0) -> Signed:
     images lose no digits. With D = (K' - K) / 0.01 for the two blurs K and K',
     (K' X K'^T - K X K^T) / 0.01 = D X K'^T + K X D^T.
     """
-    check_counts("blur-ig", steps=steps)
     if not 0 < sigma < math.inf:
         raise InputError(f"blur-ig sigma must be a positive number of pixels, got {sigma}")
     # Rows outermost and columns innermost: both products are then plain batched ones, with no copy.
     images = working_images(trace).permute(0, 2, 1, 3).contiguous()
 
+    def matrices(size: int, touched: range) -> tuple[Tensor, Tensor]:
+        """Tensor "k size size" twice: the blurs K and their change D."""
+        sigmas = [i * sigma / steps for i in touched]
+        blur, wider = blur_matrices(size, [*sigmas, *(s + BLUR_STEP for s in sigmas)], images.device).chunk(2)
+        return blur.to(images.dtype), ((wider - blur) / BLUR_STEP).to(images.dtype)
+
+    def along_rows(values: Tensor, matrices: Tensor) -> Tensor:
+        return torch.bmm(values.flatten(1, 2), matrices.transpose(1, 2)).view_as(values)
+
+    def along_columns(values: Tensor, matrices: Tensor) -> Tensor:
+        return torch.bmm(matrices, values.flatten(2)).view_as(values)
+
     def visit(touched: range, which: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        blurred, change = _blur_and_change(images[rows], [i * sigma / steps for i in touched], which)
+        (left, left_change), (right, right_change) = (matrices(n, touched) for n in trace.image_size)
+        in_rows = along_rows(images[rows], right[which])
+        change_in_rows = along_rows(images[rows], right_change[which])
+        blurred = along_columns(in_rows, left[which])
+        change = along_columns(in_rows + BLUR_STEP * change_in_rows, left_change[which])
+        change = change + along_columns(change_in_rows, left[which])
         return blurred.permute(0, 2, 1, 3), change.permute(0, 2, 1, 3) * (-sigma / steps)
 
     return over_channels(sum_of_gradients(trace, steps, visit))
 
 
-def _blur_and_change(images: Tensor, sigmas: list[float], which: Tensor) -> tuple[Tensor, Tensor]:
-    """Blurred "j h c w" and its change with sigma; image j is blurred by sigmas[which[j]]."""
-    height, _, width = images.shape[1:]
-    left, left_change = _matrices(height, sigmas, images)
-    right, right_change = (left, left_change) if width == height else _matrices(width, sigmas, images)
-    in_rows = _along_rows(images, right[which])
-    change_in_rows = _along_rows(images, right_change[which])
-    blurred = _along_columns(in_rows, left[which])
-    change = _along_columns(in_rows + BLUR_STEP * change_in_rows, left_change[which])
-    return blurred, change + _along_columns(change_in_rows, left[which])
-
-
-def _matrices(size: int, sigmas: list[float], like: Tensor) -> tuple[Tensor, Tensor]:
-    """Tensor "k size size" twice: the blurs K and their change D."""
-    both = blur_matrices(size, [*sigmas, *(s + BLUR_STEP for s in sigmas)], like.device)
-    blur, wider = both.chunk(2)
-    return blur.to(like.dtype), ((wider - blur) / BLUR_STEP).to(like.dtype)
-
-
-def _along_rows(images: Tensor, matrices: Tensor) -> Tensor:
-    """X M^T of every row of "j h c w"."""
-    return torch.bmm(images.flatten(1, 2), matrices.transpose(1, 2)).view_as(images)
-
-
-def _along_columns(images: Tensor, matrices: Tensor) -> Tensor:
-    """M X of every column of "j h c w"."""
-    return torch.bmm(matrices, images.flatten(2)).view_as(images)
-
-
-@gradient_method("guided-ig", cite="kapishnikov2021guidedig", aliases=("guided-integrated-gradients", "gig"))
+@method("guided-ig")
 def guided_ig(
     trace: Trace, *, steps: int = 200, fraction: float = 0.25, max_dist: float = 0.02, baseline: str = "zero"
 ) -> Signed:
@@ -290,30 +260,22 @@ def guided_ig(
     pass per step, and a round that can move nothing ends the step. The features that move are chosen by rank,
     so the rounding of a float32 network, which depends on the batch size, can change the path and the map.
     """
-    check_counts("guided-ig", steps=steps)
     if not 0 <= fraction <= 1 or not 0 <= max_dist <= 1:
         raise InputError(f"guided-ig fraction and max_dist must be in [0, 1], got {fraction} and {max_dist}")
     images = working_images(trace)
-    start = baseline_images(trace.model, images, baseline, trace.seed, STARTS).double().flatten(1)
+    start = _start(trace, images, baseline).double().flatten(1)
     way = trace.images.double().flatten(1) - start
     done, attributions = torch.zeros_like(way), torch.zeros_like(way)
+
+    def visit(_touched: range, _which: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        return (start + way * done).view_as(images)[rows], images.new_ones(())
+
     for step in range(1, steps + 1):
-        gradients = _gradients(trace, start + way * done)
+        gradients = sum_of_gradients(trace, 1, visit).flatten(1)
         further = _advance(done, way.abs(), gradients.abs(), step / steps, fraction, max_dist)
         attributions += (further - done) * gradients
         done = further
     return over_channels((attributions * way).view_as(trace.images))
-
-
-def _gradients(trace: Trace, points: Tensor) -> Tensor:
-    """Gradients "b n" at "b n" points."""
-    parts: list[Tensor] = []
-    trace.queue.input_gradients(
-        len(points),
-        lambda start, stop: (points[start:stop].view_as(trace.images[start:stop]), trace.targets[start:stop]),
-        lambda gradients, _logits, _start, _stop: parts.append(gradients.flatten(1)),
-    )
-    return torch.cat(parts)
 
 
 def _advance(
@@ -321,28 +283,22 @@ def _advance(
 ) -> Tensor:
     """The fraction "b n" of its path that each feature has moved after a step.
 
-    done: the same before it; lengths: |image - baseline|; slopes: |gradient|; share: the fraction of the L1
-    distance to be moved after the step.
+    done: the same before it; lengths: |image - baseline|; slopes: |gradient|; share: of the L1 distance.
     """
     least, most = max(share - max_dist, 0.0), min(share + max_dist, 1.0)
     wanted = lengths.sum(1, keepdim=True) * (1 - share)
     done = done.clamp(min=least)
     slopes = slopes.masked_fill(lengths == 0, torch.inf)  # these cannot move
-    walking = torch.ones_like(wanted, dtype=torch.bool)
+    walking, rank = torch.ones_like(wanted, dtype=torch.bool), int(fraction * (slopes.shape[1] - 1))
     while walking.any():
         remaining = torch.linalg.vecdot(lengths, 1 - done)[:, None]
         walking = walking & ~torch.isclose(remaining, wanted, rtol=CLOSE, atol=CLOSE)
         slopes = slopes.masked_fill_(done == most, torch.inf)
-        chosen = walking & (slopes <= _lower_quantile(slopes, fraction)) & (slopes != torch.inf)
+        smallest = slopes.topk(rank + 1, dim=1, largest=False, sorted=False).values.amax(1, keepdim=True)
+        chosen = walking & (slopes <= smallest) & (slopes != torch.inf)
         room = (most - done) * chosen
         reach = torch.linalg.vecdot(lengths, room)[:, None]
         needed = torch.where(reach > 0, (remaining - wanted) / reach, 0.0)
         walking = walking & (needed > 1)
         done = torch.where(chosen & walking, most, done + room * needed)
     return done
-
-
-def _lower_quantile(values: Tensor, fraction: float) -> Tensor:
-    """Tensor "b 1": the largest value at or below the quantile of each row."""
-    rank = int(fraction * (values.shape[1] - 1))
-    return values.topk(rank + 1, dim=1, largest=False, sorted=False).values.amax(1, keepdim=True)

@@ -1,38 +1,59 @@
-"""Methods that change the backward pass: guided backpropagation, DeepLIFT, FullGrad; the rules LRP uses too.
+"""Methods that change the backward pass: guided backpropagation, DeepLIFT, FullGrad, LRP and AttnLRP.
 
 A rule replaces a torch function (relu, conv2d, scaled_dot_product_attention, ...) while a context is open.
 Modules, activations in place, modules that run twice and plain functions all come down to torch's functions,
 so nothing is hooked and the network is not changed.
+
+Layer-wise relevance propagation distributes the logit back, layer by layer: each layer shares its output's
+relevance R among its inputs by what they contributed. For a linear step z_j = sum_i x_i w_ij + b_j:
+
+    epsilon   R_i = sum_j x_i w_ij R_j / (z_j +- epsilon)                             (bach2015lrp)
+    gamma     the same with w + gamma w+ where z_j > 0 and w + gamma w- where z_j < 0; both the other way
+              round for negative x_i                                                  (montavon2019lrp)
+    z+        only what is positive: x+ w+ and x- w-                                  (montavon2019lrp)
+
+Bias and stabiliser (1e-6) absorb their share. Activations pass relevance on unchanged, sums and averages
+share it by value, max pooling gives it to the largest. A batch normalisation is merged into the convolution
+before it, in the pass only; elsewhere it is a linear step. The deviation of a normalisation over channels is
+held fixed, gates (a sigmoid that multiplies) count as weights, and other products, those of attention among
+them, give half to each factor (achtibat2024attnlrp). All of this is written as gradients: with R = x g in
+every place, a rule is a change of g.
+
+Deviations: relevance starts with the logit itself, so that the map sums to the logit less what was absorbed.
+The first layer has no special rule.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
 
 from heatproof.errors import InputError, ModelError
+from heatproof.explain import method
 from heatproof.explain.baselines import STARTS, baseline_images
-from heatproof.explain.gradients import GRADIENT_CARD, gradient_method, over_channels, working_images
+from heatproof.explain.gradients import over_channels, working_images
 from heatproof.grids import extremes
 from heatproof.models.running import at_least_float
-from heatproof.registry import explainer
 from heatproof.types import Signed, Trace, spatial_dims, upsample
 
 Rule = Callable[..., Any]  # called with the function and its arguments
-OWN_PASS = "a pass of its own"
+Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # inputs, weight, bias
+Share = Callable[[Tensor, Tensor, Tensor, Tensor | None, Linear], Tensor]
 RECTIFIERS = ("relu", "relu6", "hardtanh")
-ACTIVATIONS = (
-    "relu", "relu6", "hardtanh", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "softplus",
-    "hardswish", "sigmoid", "hardsigmoid", "tanh",
+CURVED = (  # activations f with x f'(x) != f(x)
+    "relu6", "hardtanh", "gelu", "silu", "mish", "hardswish", "elu", "selu", "celu", "softplus", "tanh",
 )  # fmt: skip
+GATES = ("sigmoid", "hardsigmoid")
 NEAR = 1e-10  # the difference to the reference below which DeepLIFT takes the gradient as the slope
+TINY = 1e-9  # where an activation's input is 0, so that its relevance is
 POOLS = {getattr(F, name): name for name in ("max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool2d")}
 
 
@@ -77,7 +98,7 @@ def own_gradient(
     return torch.cat(parts)
 
 
-def without_attention(method: str, trace: Trace, instead: str) -> dict[str, Rule]:
+def without_attention(name: str, trace: Trace, instead: str) -> dict[str, Rule]:
     """Rules that raise ModelError for a transformer."""
 
     def of_attention(scores: Tensor, dim: int = -1, *_: Any, **__: Any) -> bool:  # not over classes
@@ -87,7 +108,7 @@ def without_attention(method: str, trace: Trace, instead: str) -> dict[str, Rule
         if function.__name__ == "softmax" and not of_attention(*args, **kwargs):
             return function(*args, **kwargs)
         raise ModelError(
-            f"{method} is for convolutional networks, and {trace.model.name} attends; use {instead} instead"
+            f"{name} is for convolutional networks, and {trace.model.name} attends; use {instead} instead"
         )
 
     return dict.fromkeys(("scaled_dot_product_attention", "multi_head_attention_forward", "softmax"), refuse)
@@ -106,12 +127,22 @@ def carrying(value: Tensor, *carriers: tuple[Tensor, Tensor | None], epsilon: fl
 
     carriers: tensors, each with a bool mask of the places where it counts, or None.
     """
-    value, bent = value.detach(), torch.zeros((), device=value.device, dtype=value.dtype)
+    bent = torch.zeros((), device=value.device, dtype=value.dtype)
     for carrier, where in carriers:
         fixed = carrier.detach()
-        share = value / (fixed + epsilon * torch.where(fixed < 0, -1.0, 1.0).to(fixed))  # never 0
+        share = value.detach() / (fixed + epsilon * torch.where(fixed < 0, -1.0, 1.0).to(fixed))  # never 0
         bent = bent + carrier * (share if where is None else share * where)
-    return value + (bent - bent.detach())
+    return _bent(value, bent)
+
+
+def _bent(value: Tensor, carrier: Tensor) -> Tensor:
+    """The value, with the gradient of another tensor."""
+    return value.detach() + (carrier - carrier.detach())
+
+
+def _both_vary(first: Any, second: Any) -> bool:
+    """Whether both factors of a product carry gradients."""
+    return all(isinstance(factor, Tensor) and factor.requires_grad for factor in (first, second))
 
 
 def attend(
@@ -155,10 +186,7 @@ def _self_attention(
     return F.linear(mixed, out_weight, out_bias), None
 
 
-@gradient_method(
-    "guided-backprop", cite="springenberg2015guided", aliases=("guided-backpropagation", "gbp"),
-    cost=OWN_PASS, architecture="cnn",
-)  # fmt: skip
+@method("guided-backprop")
 def guided_backprop(trace: Trace) -> Signed:
     """The gradient, of which every ReLU lets only the positive part through.
 
@@ -184,9 +212,7 @@ def guided_backprop(trace: Trace) -> Signed:
     return over_channels(gradients)
 
 
-@gradient_method(
-    "deeplift", cite="shrikumar2017deeplift", cost="a pass of its own, with 2 inputs", architecture="cnn"
-)
+@method("deeplift")
 def deeplift(trace: Trace, *, baseline: str = "zero") -> Signed:
     """Each pixel's share in the difference between the image's logit and a reference's (rescale rule).
 
@@ -209,26 +235,20 @@ def deeplift(trace: Trace, *, baseline: str = "zero") -> Signed:
     def both(start: int, stop: int) -> Tensor:
         return torch.cat([images[start:stop], references[start:stop]])
 
-    return over_channels((images - references) * own_gradient(trace, _deeplift_rules(trace), both))
-
-
-def _deeplift_rules(trace: Trace) -> dict[str, Rule]:
     def refuse(function: Any, *_args: Any, **_kwargs: Any) -> Any:
         raise ModelError(
             f"deeplift has no rule for {function.__name__}, which {trace.model.name} uses; "
             "use integrated-gradients instead, whose values also sum to the logit's difference"
         )
 
-    norms = dict.fromkeys(("layer_norm", "group_norm", "instance_norm", "rms_norm"), refuse)
-    pools = dict.fromkeys(POOLS.values(), _pool)
-    attention = without_attention("deeplift", trace, "integrated-gradients")
-    return dict.fromkeys(ACTIVATIONS, _slope) | pools | {"mul": _product} | norms | attention
-
-
-def _halves(values: Tensor) -> tuple[Tensor, Tensor]:
-    """The values of the images, and of their references."""
-    first, second = values.chunk(2)
-    return first, second
+    rules: dict[str, Rule] = {
+        **dict.fromkeys(("relu", "leaky_relu", *CURVED, *GATES), _slope),
+        **dict.fromkeys(POOLS.values(), _pool),
+        **dict.fromkeys(("layer_norm", "group_norm", "instance_norm", "rms_norm"), refuse),
+        **without_attention("deeplift", trace, "integrated-gradients"),
+        "mul": _product,
+    }
+    return over_channels((images - references) * own_gradient(trace, rules, both))
 
 
 def _slope(function: Any, inputs: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -236,11 +256,10 @@ def _slope(function: Any, inputs: Tensor, *args: Any, **kwargs: Any) -> Any:
     outputs = function(inputs.clone(), *args, **kwargs)
     if not outputs.requires_grad:
         return outputs
-    (x, x0), (y, y0) = _halves(inputs.detach()), _halves(outputs.detach())
+    (x, x0), (y, y0) = inputs.detach().chunk(2), outputs.detach().chunk(2)  # of images and references
     near = (x - x0).abs() < NEAR
     slopes = ((y - y0) / torch.where(near, 1.0, x - x0)).repeat(2, *[1] * (x.ndim - 1))
-    bent = inputs * slopes
-    return torch.where(torch.cat([near, near]), outputs, outputs.detach() + (bent - bent.detach()))
+    return torch.where(torch.cat([near, near]), outputs, _bent(outputs, inputs * slopes))
 
 
 def _pool(function: Any, inputs: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -248,41 +267,27 @@ def _pool(function: Any, inputs: Tensor, *args: Any, **kwargs: Any) -> Any:
     outputs, places = function(inputs, *args, **kwargs, return_indices=True)
     if outputs.requires_grad:
         grid = outputs.ndim - 2
-        (out, out0), (at, at0) = _halves(outputs.detach()), _halves(places)
+        (out, out0), (at, at0) = outputs.detach().chunk(2), places.chunk(2)
         at = torch.where(out >= out0, at, at0).flatten(-grid)
-        x, x0 = (half.flatten(-grid).gather(-1, at).view_as(out) for half in _halves(inputs))
+        x, x0 = (half.flatten(-grid).gather(-1, at).view_as(out) for half in inputs.chunk(2))
         gap = (x - x0).detach()
         share = torch.where(gap.abs() < NEAR, 1.0, (out - out0) / torch.where(gap.abs() < NEAR, 1.0, gap))
-        bent = torch.cat([x * share, x0 * share])
-        outputs = outputs.detach() + (bent - bent.detach())
+        outputs = _bent(outputs, torch.cat([x * share, x0 * share]))
     return (outputs, places) if indexed else outputs
 
 
 def _product(function: Any, first: Any, second: Any, *args: Any, **kwargs: Any) -> Any:
-    if not all(isinstance(factor, Tensor) and factor.requires_grad for factor in (first, second)):
+    if not _both_vary(first, second):
         return function(first, second, *args, **kwargs)
 
     def mean(values: Tensor) -> Tensor:  # of image and reference, for both
-        image, reference = _halves(values.detach())
+        image, reference = values.detach().chunk(2)
         return ((image + reference) / 2).repeat(2, *[1] * (values.ndim - 1))
 
-    bent = first * mean(second) + second * mean(first)
-    return (first * second).detach() + (bent - bent.detach())
+    return _bent(first * second, first * mean(second) + second * mean(first))
 
 
-@explainer(
-    "fullgrad",
-    cite="srinivas2019fullgrad",
-    card=replace(
-        GRADIENT_CARD,
-        sign="absolute values summed over channels; never negative",
-        resize="each layer bilinear to the image's size",
-        normalisation="min-max per layer before the sum, then per map",
-    ),
-    cost=OWN_PASS,
-    architecture="cnn",
-    volumes=True,
-)
+@method("fullgrad")
 def fullgrad(trace: Trace, *, rescale: str = "layer") -> Tensor:
     """The gradient times the image, plus the gradients at all biases of layers with spatial outputs.
 
@@ -291,8 +296,6 @@ def fullgrad(trace: Trace, *, rescale: str = "layer") -> Tensor:
     normalisation; those of dense layers have no place.
     rescale: "layer", as the authors' code has it, or "channel", as the grad-cam package has it.
     """
-    if rescale not in ("layer", "channel"):
-        raise InputError(f"fullgrad rescale must be 'layer' or 'channel', got {rescale!r}")
 
     def part(contribution: Tensor) -> Tensor:
         strength = contribution.abs()
@@ -353,3 +356,180 @@ def contributions(trace: Trace, add: Callable[[int, int, Tensor | None], None]) 
     rules: dict[str, Rule] = {"conv2d": convolution, "conv3d": convolution, "batch_norm": normalisation}
     gradient = own_gradient(trace, rules | without_attention("fullgrad", trace, "attnlrp"), inputs_of)
     add(0, len(images), images * gradient)
+
+
+@method("lrp")
+def lrp(trace: Trace, *, rule: str = "z+", gamma: float = 0.25) -> Tensor:
+    """The logit distributed back layer by layer, by what each input contributed.
+
+    sum_c R_c at the input. Dense layers follow the epsilon rule.
+    rule: of convolutions: "z+" (zennit's EpsilonPlus), "gamma" or "epsilon".
+    """
+    if not gamma > 0:
+        raise InputError(f"lrp gamma must be above 0, got {gamma}")
+    shares: dict[str, Share] = {"z+": positive_rule, "gamma": partial(gamma_rule, gamma)}
+    rules = _rules(shares.get(rule, epsilon_rule), epsilon_rule) | without_attention("lrp", trace, "attnlrp")
+    return (working_images(trace) * own_gradient(trace, rules)).sum(1)
+
+
+@method("attnlrp")
+def attnlrp(trace: Trace, *, gamma: float = 0.05, conv_gamma: float = 0.25) -> Tensor:
+    """The logit distributed back layer by layer, also through attention.
+
+    sum_c R_c at the input. A product of matrices gives half to each factor, a softmax its first-order share.
+    gamma, conv_gamma: of the gamma rule, in dense layers and in the convolution that makes tokens; 0 is the
+    epsilon rule.
+    """
+    if gamma < 0 or conv_gamma < 0:
+        raise InputError(f"attnlrp gamma and conv_gamma must not be negative; got {gamma} and {conv_gamma}")
+    shares = [partial(gamma_rule, value) if value else epsilon_rule for value in (conv_gamma, gamma)]
+    seen = 0
+
+    def attention(_function: Any, *args: Any, **kwargs: Any) -> Tensor:
+        nonlocal seen
+        seen += 1
+        return attend(*args, **kwargs, product=lambda a, b: _halved(a @ b))
+
+    def softmax(function: Any, *args: Any, **kwargs: Any) -> Tensor:
+        nonlocal seen
+        output: Tensor = function(*args, **kwargs)
+        seen += output.ndim > 2
+        return output
+
+    rules = _rules(*shares) | {"scaled_dot_product_attention": attention, "softmax": softmax}
+    gradient = own_gradient(trace, rules)
+    if not seen:
+        raise ModelError(
+            f"attnlrp is for transformers, and {trace.model.name} does not attend; use lrp instead"
+        )
+    return (working_images(trace) * gradient).sum(1)
+
+
+def epsilon_rule(
+    value: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None, linear: Linear
+) -> Tensor:
+    """The epsilon rule."""
+    return carrying(value, (linear(inputs, weight, bias), None))
+
+
+def positive_rule(
+    value: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None, linear: Linear
+) -> Tensor:
+    """The z+ rule."""
+    up, down = _signs(inputs)
+    total = linear(up, weight.clamp(min=0), None if bias is None else bias.clamp(min=0))
+    if down is not None:
+        total = total + linear(down, weight.clamp(max=0), None)
+    return carrying(value, (total, None))
+
+
+def gamma_rule(
+    gamma: float, value: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None, linear: Linear
+) -> Tensor:
+    """The gamma rule, also for inputs below 0."""
+    up, down = _signs(inputs)
+    more, less = (weight + gamma * part for part in (weight.clamp(min=0), weight.clamp(max=0)))
+    higher = None if bias is None else bias + gamma * bias.clamp(min=0)
+    lower = None if bias is None else bias + gamma * bias.clamp(max=0)
+    above, below = linear(up, more, higher), linear(up, less, lower)
+    if down is not None:
+        above, below = above + linear(down, less, None), below + linear(down, more, None)
+    return carrying(value, (above, value > 0), (below, value < 0))
+
+
+def _signs(inputs: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Inputs above 0 and those below, or None where there are none, as behind a ReLU."""
+    return inputs.clamp(min=0), inputs.clamp(max=0) if float(inputs.detach().amin()) < 0 else None
+
+
+def _rules(convolved: Share, dense: Share) -> dict[str, Rule]:
+    convolutions: Any = WeakIdKeyDictionary()  # by output: the arguments
+    gates: Any = WeakIdKeyDictionary()
+
+    def convolution(
+        function: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        def linear(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+            output: Tensor = function(x, w, b, *args, **kwargs)
+            return output
+
+        with torch.no_grad():
+            value = linear(inputs, weight, bias)
+        output = convolved(value, inputs, weight, bias, linear) if inputs.requires_grad else value
+        convolutions[output] = inputs, weight, bias, linear
+        return output
+
+    def affine(function: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        value: Tensor = function(inputs, weight, bias)
+        return dense(value, inputs, weight, bias, function) if value.requires_grad else value
+
+    def batch_norm(
+        function: Any, inputs: Tensor, mean: Tensor | None, variance: Tensor | None,
+        weight: Tensor | None = None, bias: Tensor | None = None, training: bool = False,
+        momentum: float = 0.1, eps: float = 1e-5,
+    ) -> Tensor:  # fmt: skip
+        value: Tensor = function(inputs, mean, variance, weight, bias, training, momentum, eps)
+        if training or inputs not in convolutions or mean is None or variance is None:
+            return carrying(value, (value, None)) if value.requires_grad else value
+        source, kernel, shift, linear = convolutions[inputs]
+        scale = (variance + eps).rsqrt() * (1 if weight is None else weight)
+        shift = ((0 if shift is None else shift) - mean) * scale + (0 if bias is None else bias)
+        merged = kernel * scale.view(-1, *[1] * (kernel.ndim - 1))
+        return convolved(value, source, merged, shift, linear) if source.requires_grad else value
+
+    def activation(function: Any, inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        value: Tensor = function(inputs.clone(), *args, **kwargs)
+        return carrying(value, (inputs, None), epsilon=TINY) if inputs.requires_grad else value
+
+    def gate(function: Any, *args: Any, **kwargs: Any) -> Tensor:
+        output: Tensor = function(*args, **kwargs)
+        gates[output] = True
+        return output
+
+    def product(function: Any, first: Any, second: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _both_vary(first, second):
+            return function(first, second, *args, **kwargs)
+        if first in gates or second in gates:
+            return first.detach() * second if first in gates else first * second.detach()
+        return _halved(function(first, second, *args, **kwargs))
+
+    return {
+        **dict.fromkeys(("conv1d", "conv2d", "conv3d"), convolution),
+        **dict.fromkeys(CURVED, activation),
+        **dict.fromkeys(("mul", "matmul", "bmm"), product),
+        **dict.fromkeys(GATES, gate),
+        "linear": affine,
+        "batch_norm": batch_norm,
+        "layer_norm": _layer_norm,
+        "group_norm": _group_norm,
+    }
+
+
+def _layer_norm(
+    _function: Any, inputs: Tensor, shape: Any, weight: Tensor | None = None, bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:  # fmt: skip
+    dims = tuple(range(-len(shape), 0))
+    centred = inputs - inputs.mean(dims, keepdim=True)
+    deviation = (centred.detach().square().mean(dims, keepdim=True) + eps).sqrt()
+    scaled = centred / deviation
+    scaled = scaled if weight is None else scaled * weight
+    return scaled if bias is None else scaled + bias
+
+
+def _group_norm(
+    _function: Any, inputs: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:  # fmt: skip
+    grouped = inputs.unflatten(1, (groups, -1))
+    scaled = _layer_norm(None, grouped, grouped.shape[2:], eps=eps).view_as(inputs)
+    column = (-1, *[1] * (inputs.ndim - 2))
+    scaled = scaled if weight is None else scaled * weight.view(column)
+    return scaled if bias is None else scaled + bias.view(column)
+
+
+def _halved(output: Tensor) -> Tensor:
+    """Half of the relevance to each of the two factors behind it."""
+    if output.requires_grad:
+        output.register_hook(lambda gradient: gradient / 2)
+    return output

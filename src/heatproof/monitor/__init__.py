@@ -7,7 +7,9 @@ Callbacks for Lightning, Hugging Face, Keras, fastai and MONAI, and an evaluator
 those names; each imports its library.
 """
 
-from typing import TYPE_CHECKING
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import lazy_loader
 
@@ -24,3 +26,19 @@ __all__ = ["Alarm", "AlarmRaised", "Monitor", "Thresholds", "Trajectory", "find_
 
 def __dir__() -> list[str]:
     return __all__
+
+
+def lazy_class(module: str, name: str, hooks: type, base: Callable[[], type]) -> Callable[[str], Any]:
+    """A module's __getattr__ that makes a class from hooks and a library's own base class.
+
+    The library is imported only when the class is.
+    """
+
+    def find(attribute: str) -> Any:
+        if attribute != name:
+            raise AttributeError(f"module {module!r} has no attribute {attribute!r}")
+        made = type(name, (hooks, base()), {"__module__": module})
+        setattr(sys.modules[module], name, made)
+        return made
+
+    return find

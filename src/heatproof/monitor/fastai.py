@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from heatproof.errors import need
-from heatproof.monitor.watch import MonitorHooks, callback_class
+from heatproof.monitor import lazy_class
+from heatproof.monitor.watch import MonitorHooks
 
 
 class LearnerHooks(MonitorHooks):
@@ -31,4 +32,6 @@ class LearnerHooks(MonitorHooks):
         return not hasattr(self.learn, "lr_finder") and not hasattr(self.learn, "gather_preds")
 
 
-__getattr__ = callback_class(__name__, LearnerHooks, lambda: need("fastai.callback.core", "fastai").Callback)
+__getattr__ = lazy_class(
+    __name__, "HeatproofCallback", LearnerHooks, lambda: need("fastai.callback.core", "fastai").Callback
+)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from heatproof.errors import InputError, need
-from heatproof.monitor.watch import Monitor, MonitorHooks, callback_class
+from heatproof.monitor import lazy_class
+from heatproof.monitor.watch import Monitor, MonitorHooks
 
 
 class TrainerHooks(MonitorHooks):
@@ -33,4 +34,6 @@ class TrainerHooks(MonitorHooks):
             control.should_training_stop = True
 
 
-__getattr__ = callback_class(__name__, TrainerHooks, lambda: need("transformers", "hf").TrainerCallback)
+__getattr__ = lazy_class(
+    __name__, "HeatproofCallback", TrainerHooks, lambda: need("transformers", "hf").TrainerCallback
+)

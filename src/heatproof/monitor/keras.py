@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from heatproof.models.keras_graph import import_keras
-from heatproof.monitor.watch import MonitorHooks, callback_class
+from heatproof.monitor import lazy_class
+from heatproof.monitor.watch import MonitorHooks
 
 
 class KerasHooks(MonitorHooks):
@@ -25,4 +26,4 @@ class KerasHooks(MonitorHooks):
             self.model.stop_training = True
 
 
-__getattr__ = callback_class(__name__, KerasHooks, lambda: import_keras().callbacks.Callback)
+__getattr__ = lazy_class(__name__, "HeatproofCallback", KerasHooks, lambda: import_keras().callbacks.Callback)

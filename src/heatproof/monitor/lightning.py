@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from heatproof.errors import need
-from heatproof.monitor.watch import Monitor, MonitorHooks, callback_class
+from heatproof.monitor import lazy_class
+from heatproof.monitor.watch import Monitor, MonitorHooks
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -39,4 +40,4 @@ def _base() -> Any:
     return need((used or installed or list(PACKAGES))[0], "lightning").Callback
 
 
-__getattr__ = callback_class(__name__, LightningHooks, _base)
+__getattr__ = lazy_class(__name__, "HeatproofCallback", LightningHooks, _base)

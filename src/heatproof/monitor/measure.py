@@ -1,8 +1,9 @@
-"""One checkpoint measured in one shared pass, without changing the training; and the result of a step.
+"""The monitored images, one checkpoint measured on them in one shared pass, and the result of a step.
 
 ceil(n / batch) forward passes serve predictions and maps of all methods; each image's own class is explained,
 as the C-Score requires (elangovan2026cscore). The numbers are those of hp.explain and
-hp.metrics.cscore_by_class.
+hp.metrics.cscore_by_class. Images are in memory, model-ready, in a fixed order. A subset keeps the
+proportions of the classes, and a smaller one is part of a larger one (see images.source.draw).
 
 Restored is what training could notice: every module's mode, which parameters require gradients, buffers that
 `forward` changes (a counter, a BatchNorm that it trains), the random states of torch (CPU and the model's
@@ -14,14 +15,17 @@ compiled model runs as written, since hooks inside a compiled graph would compil
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import random
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +34,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from heatproof.errors import InputError
+from heatproof.images import Failure, Preprocess, Source, batches, open_source
+from heatproof.images.findings import check_labels, read_findings
+from heatproof.images.loader import entries
+from heatproof.images.source import draw
 from heatproof.metrics import accuracy, auc, cscore_by_class, recall
 from heatproof.metrics.cscores import confidence_weights
 from heatproof.metrics.gold import ListRule, thresholds
@@ -37,20 +45,178 @@ from heatproof.metrics.results import PerClass
 from heatproof.models import Model, probabilities
 from heatproof.models.heads import Multilabel
 from heatproof.models.running import frozen_eval
-from heatproof.monitor.validation_set import ValidationSet
 from heatproof.show import Strip, middle, pixels, plain_table, sections, text
 from heatproof.train.recipe import GradientNorm
-from heatproof.types import Maps
+from heatproof.types import Batch, Maps
 from heatproof.verdict.alarms import Alarm
 from heatproof.verdict.answers import Verdict
 
 log = logging.getLogger("heatproof.monitor")
+FEWEST = 2  # images of a class: one has no pair
 NO_MAP = "every map of this method has NaN or infinite values"
 ALL = "all"  # name of the support-weighted score over all classes
 RED = np.array([228.0, 26.0, 28.0])
 STRENGTH = 0.7  # of the colour where a map is highest
 GAP = 4  # pixels between tiles
 MOST_CLASSES = 4  # in the image
+
+
+class Explained(NamedTuple):
+    """The explained items: images, or labels of images, each with its class and its image's row."""
+
+    batch: Batch
+    targets: Tensor
+    rows: Tensor
+
+
+@dataclass(frozen=True)
+class ValidationSet:
+    """Images with their names and labels."""
+
+    ids: tuple[str, ...]
+    images: Tensor  # "b c H W", model-ready
+    labels: Tensor  # "b"; "b k" bool of multi-label images
+    classes: tuple[str, ...]
+    preprocess: Preprocess | None = None  # that was applied here
+    failures: tuple[Failure, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def take(self, rows: Sequence[int]) -> ValidationSet:
+        chosen = list(rows)
+        if len(chosen) == len(self):
+            return self
+        ids = tuple(self.ids[i] for i in chosen)
+        return replace(self, ids=ids, images=self.images[chosen], labels=self.labels[chosen])
+
+    @property
+    def is_multilabel(self) -> bool:
+        return self.labels.ndim == 2
+
+    @cached_property
+    def explained(self) -> Explained:
+        """Every image with its class, or every label of every image."""
+        if not self.is_multilabel:
+            return Explained(Batch(self.ids, self.images, self.labels), self.labels, torch.arange(len(self)))
+        batch = Batch(self.ids, self.images, findings=self.labels)
+        return Explained(*entries(batch, self.labels, self.classes), self.labels.nonzero()[:, 0])
+
+    def at_most(self, count: int, seed: int) -> list[int]:
+        """Rows of a stratified subset of `count`, or of a few more, so that every class keeps a pair."""
+        labels = [None] * len(self) if self.is_multilabel else self.labels.tolist()
+        table = self.labels if self.is_multilabel else nn.functional.one_hot(self.labels)
+        least = table.sum(0).clamp(max=FEWEST)
+        for size in range(max(count, 1), len(self) + 1):
+            rows = draw(labels, size, seed)
+            if (table[rows].sum(0) >= least).all():
+                return rows
+        return list(range(len(self)))
+
+    def first_maps(self) -> list[int]:
+        """Index of the first map of every class."""
+        targets = self.explained.targets.tolist()
+        return sorted(targets.index(label) for label in set(targets))
+
+    @property
+    def first_images(self) -> ValidationSet:
+        """The first image of every class."""
+        return self.take(sorted({int(self.explained.rows[i]) for i in self.first_maps()}))
+
+    @property
+    def hash(self) -> str:
+        """Hash of images, labels, names and classes."""
+        digest = hashlib.sha256(repr((self.ids, self.labels.tolist(), self.classes)).encode())
+        for image in self.images:
+            digest.update(image.detach().float().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+
+def make_validation_set(
+    images: Any,
+    labels: Any = None,
+    *,
+    preprocess: Preprocess | None = None,
+    class_names: Sequence[str] | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+    batch_size: int = 32,
+) -> ValidationSet:
+    """Check images: model-ready "b c H W" with labels; a list of Batch; a Source or folder with `preprocess`.
+
+    Raises InputError if images or labels cannot be used.
+    """
+    if batch_size < 1:
+        raise InputError(f"batch_size must be at least 1, got {batch_size}")
+    if limit is not None and limit < 1:
+        raise InputError(f"limit is a number of images, at least 1; got {limit}")
+    if isinstance(images, (str, Path)):
+        images = open_source("folder", images)
+    failures: tuple[Failure, ...] = ()
+    parts: Sequence[Batch] = [images] if isinstance(images, Batch) else images
+    if isinstance(images, Source):
+        if labels is not None:
+            raise InputError("a source brings its own labels; leave labels out")
+        if not images.labelled:
+            raise InputError(
+                "the images have no labels; a C-Score needs the class of each image; pass labels"
+            )
+        if preprocess is None:
+            raise InputError("images need preprocess=, such as the preprocess of hp.load_model(your_model)")
+        if limit is not None:
+            images = images.subset(draw([s.label for s in images.samples], limit, seed))
+        loaded = list(batches(images, preprocess, batch_size))
+        parts, class_names, limit = [part.batch for part in loaded], class_names or images.classes, None
+        failures = tuple(failure for part in loaded for failure in part.failures)
+    elif not (isinstance(parts, (list, tuple)) and parts and all(isinstance(p, Batch) for p in parts)):
+        tensors = _check_images(images)
+        parts = [Batch(tuple(f"{i:06d}" for i in range(len(tensors))), tensors)]
+    made = _join(parts, labels, class_names)
+    made = replace(made, preprocess=preprocess if isinstance(images, Source) else None, failures=failures)
+    return made if limit is None else made.take(made.at_most(limit, seed))
+
+
+def _check_images(images: Any) -> Tensor:
+    # These checks are the same for every network; there is none yet.
+    return Model(nn.Identity()).check_images(images)
+
+
+def _join(parts: Sequence[Batch], labels: Any, class_names: Sequence[str] | None) -> ValidationSet:
+    """The images of all batches with their labels, which are checked."""
+    if labels is None:
+        known = [part.labels if part.findings is None else part.findings for part in parts]
+        if any(part is None for part in known):
+            raise InputError(
+                "a monitor needs labels, one class number per image, in the batches or beside them"
+            )
+        labels = torch.cat([part for part in known if part is not None])
+    shapes = {tuple(part.images.shape[1:]) for part in parts if len(part.ids)}
+    if len(shapes) > 1:
+        raise InputError(f"images of one size are needed; the batches have {' and '.join(map(str, shapes))}")
+    images = _check_images(torch.cat([part.images for part in parts]))
+    ids, y = tuple(name for part in parts for name in part.ids), torch.as_tensor(labels).detach().cpu()
+    if y.ndim and len(y) != len(images):
+        raise InputError(f"there are {len(images)} images but {len(y)} labels; they must match")
+    if y.ndim == 2 and y.shape[1] > 1:
+        _, classes = read_findings(y.numpy(), class_names)
+        table = y.bool()
+        if not (table.any(0) & ~table.all(0)).any():
+            raise InputError(
+                "no label has both positive and negative images, which AUC and C-Score need; add images"
+            )
+        return ValidationSet(ids, images, table, classes)
+    if isinstance(class_names, str):
+        raise InputError(f"class_names is a list of names, not the text {class_names!r}")
+    numbers, classes = check_labels(y, len(images), class_names or None)
+    if len(set(numbers)) < 2:
+        raise InputError(
+            f"all {len(numbers)} images have label {numbers[0]}; AUC and C-Score by class need two classes"
+        )
+    for kind, names in (("images", ids), ("classes", classes)):
+        if len(set(names)) < len(names):
+            raise InputError(f"two {kind} have the same name; names must differ")
+    # Not torch.tensor(numbers): made in inference mode, it could not be used with gradients.
+    return ValidationSet(ids, images, y.flatten().long(), tuple(map(str, classes)))
 
 
 @dataclass(frozen=True)
@@ -70,12 +236,12 @@ class Answers:
 class Measured:
     """Scores of one checkpoint."""
 
-    scores: Mapping[str, PerClass]  # by method
-    degenerate: Mapping[str, float]  # by method: share of constant maps
-    auc: PerClass
-    accuracy: PerClass
-    recall: PerClass
-    unusable: Mapping[str, int]  # by method: maps that are not finite, left out of its score
+    scores: Mapping[str, PerClass] = field(default_factory=dict)  # by method
+    degenerate: Mapping[str, float] = field(default_factory=dict)  # by method: share of constant maps
+    auc: PerClass = field(default_factory=PerClass)
+    accuracy: PerClass = field(default_factory=PerClass)
+    recall: PerClass = field(default_factory=PerClass)
+    unusable: Mapping[str, int] = field(default_factory=dict)  # by method: maps that are not finite, left out
 
 
 def measure(
@@ -129,18 +295,7 @@ def with_head(model: Model, is_multilabel: bool) -> Model:
 def undisturbed(model: Model) -> Iterator[None]:
     """The model in evaluation mode; everything is restored, see the top of the file."""
     eager = "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance")
-    with (
-        same_buffers(model.module),
-        frozen_eval(model.module),
-        torch.autocast(model.device.type, enabled=False),
-        torch.compiler.set_stance("force_eager") if eager else nullcontext(),
-    ):
-        yield
-
-
-@contextmanager
-def same_buffers(module: nn.Module) -> Iterator[None]:
-    """Restore the buffers, whatever `forward` changes in them."""
+    module = model.module
     before = [
         (part, name, buffer, buffer.detach().clone())
         for part in module.modules()
@@ -149,7 +304,12 @@ def same_buffers(module: nn.Module) -> Iterator[None]:
     ]
     names = {name for name, _ in module.named_buffers()}
     try:
-        yield
+        with (
+            frozen_eval(module),
+            torch.autocast(model.device.type, enabled=False),
+            torch.compiler.set_stance("force_eager") if eager else nullcontext(),
+        ):
+            yield
     finally:
         for part, name, buffer, copy in before:
             part._buffers[name] = buffer
@@ -191,7 +351,7 @@ class StepResult:
     n: int  # images
     classes: Mapping[int, str]  # names of the classes that have images
     seconds: float
-    measured: Measured | None = None
+    measured: Measured = field(default_factory=Measured)
     alarms: tuple[Alarm, ...] = ()  # of this checkpoint
     new_alarms: tuple[Alarm, ...] = ()  # those of them that the checkpoint before did not have
     problem: str = ""
@@ -201,45 +361,41 @@ class StepResult:
     verdict: Verdict | None = field(default=None, repr=False)  # on the run folder, if there is one
 
     @property
-    def _scores(self) -> Mapping[str, PerClass]:
-        return {} if self.measured is None else self.measured.scores
-
-    @property
     def cscore(self) -> dict[str, float]:
         """Score over all classes, by method."""
-        return {method: scores.overall.value for method, scores in self._scores.items()}
+        return {method: scores.overall.value for method, scores in self.measured.scores.items()}
 
     @property
     def by_class(self) -> dict[str, dict[str, PerClass]]:
         """Value, size of the gold list, interval, degenerate share and reason, by method and class name."""
         return {
             method: {name: scores.classes[c] for c, name in self.classes.items()}
-            for method, scores in self._scores.items()
+            for method, scores in self.measured.scores.items()
         }
 
     @property
     def auc(self) -> float:
-        return math.nan if self.measured is None else self.measured.auc.value
+        return self.measured.auc.value
 
     @property
     def accuracy(self) -> float:
-        return math.nan if self.measured is None else self.measured.accuracy.value
+        return self.measured.accuracy.value
 
     @property
     def recall(self) -> dict[str, float]:
         """By class name."""
-        recalls = {} if self.measured is None else self.measured.recall.classes
+        recalls = self.measured.recall.classes
         return {name: recalls[c] for c, name in self.classes.items() if c in recalls}
 
     @property
     def degenerate(self) -> dict[str, float]:
         """Share of constant maps, by method."""
-        return {} if self.measured is None else dict(self.measured.degenerate)
+        return dict(self.measured.degenerate)
 
     def _by_name(self) -> Iterator[tuple[str, str, PerClass]]:
         """Every C-Score with its method and class name; that over all classes first."""
         for method, scores in self.by_class.items():
-            for name, score in [(ALL, self._scores[method].overall), *scores.items()]:
+            for name, score in [(ALL, self.measured.scores[method].overall), *scores.items()]:
                 yield method, name, score
 
     def scalars(self) -> dict[str, float]:
@@ -281,7 +437,7 @@ class StepResult:
         if self.problem:
             return f"epoch {self.epoch}: not measured: {self.problem}"
         scores = []
-        for method, score in self._scores.items():
+        for method, score in self.measured.scores.items():
             low, high = score.overall.interval
             scores.append(f"{method} {score.overall.value:.3f} [{low:.3f}, {high:.3f}]")
         line = f"epoch {self.epoch}: AUC {self.auc:.3f}, accuracy {self.accuracy:.3f}, C-Score "

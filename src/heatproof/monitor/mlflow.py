@@ -13,11 +13,13 @@ Imports are inside functions because MLflow loads evaluators when it is imported
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from heatproof.errors import InputError, need
+from heatproof.monitor import lazy_class
 
 if TYPE_CHECKING:
     from heatproof.monitor.measure import StepResult
@@ -42,8 +44,11 @@ class EvaluatorHooks:
         self, *, dataset: Any, run_id: str, evaluator_config: Any, model: Any = None, **_: Any
     ) -> Any:
         result = _measured(_module(model), dataset, dict(evaluator_config), run_id)
-        client, artifacts = need("mlflow", EXTRA).MlflowClient(), {}
+        client, artifacts, numbers = need("mlflow", EXTRA).MlflowClient(), {}, result.scalars()
         if result.verdict is not None:
+            for method in result.verdict.methods:
+                if method.follows != "undecided":
+                    numbers[f"heatproof/follows/{method.method}"] = float(method.follows == "yes")
             for key, value in verdict_tags(result.verdict).items():
                 client.set_tag(run_id, key, value)
             content = result.verdict.as_json()
@@ -51,14 +56,21 @@ class EvaluatorHooks:
             artifact = need("mlflow.models.evaluation.artifacts", EXTRA).JsonEvaluationArtifact
             uri = f"{client.get_run(run_id).info.artifact_uri}/{VERDICT}"
             artifacts[VERDICT] = artifact(uri=uri, content=content)
-        metrics = _metrics(result)
+        metrics = {mlflow_name(name): value for name, value in numbers.items()}
         return need(BASE, EXTRA).EvaluationResult(metrics=metrics, artifacts=artifacts, run_id=run_id)
+
+
+def mlflow_name(name: str) -> str:
+    """A name in letters that MLflow allows.
+
+    >>> mlflow_name("heatproof/cscore/gradcam++/all")
+    'heatproof/cscore/gradcampp/all'
+    """
+    return re.sub(r"[^\w\-. /]", "_", name.replace("+", "p"))
 
 
 def verdict_tags(verdict: Verdict) -> dict[str, str]:
     """Tags by which models can be filtered: tags.`heatproof.follows.gradcam` = 'yes'."""
-    from heatproof.monitor.trackers import mlflow_name
-
     tags = {
         "heatproof.headline": verdict.headline,
         "heatproof.network": verdict.network.answer,
@@ -146,20 +158,6 @@ def _batch(dataset: Any, shape: Any, preprocess: Any, module: Any) -> Batch:
     return Batch(tuple(files[:, 0]), torch.stack([ready(open_image(file)) for file in files[:, 0]]), labels)
 
 
-def _metrics(result: StepResult) -> dict[str, float]:
-    """The result's numbers, and 1 or 0 for each method that follows the network or does not."""
-    from heatproof.monitor.trackers import mlflow_name
-
-    named = result.scalars()
-    for method in result.verdict.methods if result.verdict else ():
-        if method.follows != "undecided":
-            named[f"heatproof/follows/{method.method}"] = float(method.follows == "yes")
-    return {mlflow_name(name): value for name, value in named.items()}
-
-
-def __getattr__(name: str) -> Any:
-    """Make HeatproofEvaluator when it is first used."""
-    if name != "HeatproofEvaluator":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    made = type(name, (EvaluatorHooks, need(BASE, EXTRA).ModelEvaluator), {"__module__": __name__})
-    return globals().setdefault(name, made)
+__getattr__ = lazy_class(
+    __name__, "HeatproofEvaluator", EvaluatorHooks, lambda: need(BASE, EXTRA).ModelEvaluator
+)

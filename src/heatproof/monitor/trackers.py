@@ -9,12 +9,12 @@ each class under the map of each method. Numbers that are not defined are not se
 from __future__ import annotations
 
 import html
-import re
 from pathlib import Path
 from typing import Any, Protocol
 
 from heatproof.errors import InputError, need
 from heatproof.monitor.measure import StepResult
+from heatproof.monitor.mlflow import mlflow_name
 
 EXTRA = "trackers"
 PICTURE, ALARMS = "heatproof/maps", "heatproof/alarms"
@@ -101,15 +101,6 @@ class WandB:
             run.log({})
         run.log(content, commit=False)
         self._open = run.step
-
-
-def mlflow_name(name: str) -> str:
-    """A name in letters that MLflow allows.
-
-    >>> mlflow_name("heatproof/cscore/gradcam++/all")
-    'heatproof/cscore/gradcampp/all'
-    """
-    return re.sub(r"[^\w\-. /]", "_", name.replace("+", "p"))
 
 
 def _text(report: StepResult) -> str:

@@ -27,8 +27,8 @@ from torch import Tensor, nn
 
 from heatproof.errors import HeatproofError, InputError
 from heatproof.explain.api import check_insides, explain, read_methods
+from heatproof.explain.providers import FromFile
 from heatproof.explain.providers.files import Stored
-from heatproof.explain.providers.function import FromFile
 from heatproof.images import Preprocess, Source, batches
 from heatproof.images.files import Size, picture_size
 from heatproof.images.source import check_annotations, draw

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from heatproof.errors import InputError
 from heatproof.explain.api import is_stored
-from heatproof.explain.sampling import uncertainty
+from heatproof.explain.masking import uncertainty
 from heatproof.images import Failure
 from heatproof.metrics.kit import Cause, PerImage, blanked, finite
 from heatproof.metrics.scene import BatchContext

@@ -12,14 +12,16 @@ and of the call. A plug-in adds a prefix with a Provider under the entry points 
 
 from __future__ import annotations
 
+import ast
 import inspect
 import random
+import tomllib
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from io import StringIO
@@ -40,15 +42,16 @@ from heatproof.errors import (
     did_you_mean,
     need,
 )
-from heatproof.explain.baselines import STARTS, baseline_images
-from heatproof.explain.gradients import GRADIENT_CARD, over_channels
-from heatproof.explain.providers import files, function
-from heatproof.explain.segments import segments_of
+from heatproof.explain import CARDS, read_card
+from heatproof.explain.baselines import STARTS, baseline_images, segments_of
+from heatproof.explain.gradients import over_channels
+from heatproof.explain.providers import files
 from heatproof.models.checkpoints import first_line
 from heatproof.models.layers import find_module, layout_of, picture_layers
 from heatproof.models.model import Model
 from heatproof.models.running import is_out_of_memory, watched
-from heatproof.registry import REQUIRED, Card, Explainer, key_of
+from heatproof.models.wrapped import function_in
+from heatproof.registry import REQUIRED, Card, Explainer, explainers, key_of
 from heatproof.types import Signed, Trace
 
 MODULE_STATE = (  # dicts of a module that a package may change, and leave changed when it fails
@@ -57,13 +60,12 @@ MODULE_STATE = (  # dicts of a module that a package may change, and leave chang
 )  # fmt: skip
 OPTION_TYPES = (type(None), bool, int, float, str, tuple)
 BOX = {"low": 0.0, "high": 1.0}  # defaults of zennit's EpsilonGammaBox, before the image is normalised
-SUMMED = replace(GRADIENT_CARD, sign="summed over channels; negatives are clipped when the map is normalised")
-AT_A_LAYER = Card(relu="none", sign=SUMMED.sign)
-THEIR_OWN = Card(
-    sign="the package's own map, between 0 and 1",
-    resize="the package's own",
-    normalisation="the package's own",
-)
+OWN = Card(*["as its author says"] * 3)
+LEADING = 3  # arguments of a user's function before its options
+FILES = "files"
+PACKAGES = tomllib.loads(Path(__file__).with_name("packages.toml").read_text(encoding="utf-8"))
+Method = str | Callable[..., Any]
+Methods = Method | Sequence[Method] | Mapping[str, Callable[..., Any]]
 
 
 @dataclass(frozen=True)
@@ -102,85 +104,46 @@ class Provider:
 
 
 @dataclass(frozen=True)
-class Offer:
-    """Facts of a method that are needed before its package is imported."""
-
-    card: Card
-    layer: bool = False  # whether it takes a layer
-    forward_only: bool = False
-
-
-@dataclass(frozen=True)
-class Package:
-    """Where the classes of a package are and how they are called.
-
-    Args:
-        prefix: of the names, and the name for pip.
-        modules: that hold the classes.
-        calls: methods of a class whose arguments are options.
-        reserved: arguments that are no options, since heatproof sets them.
-        maps: (class, offer, trace, options, network, images) -> maps.
-    """
-
-    prefix: str
-    modules: tuple[str, ...]
-    calls: tuple[str, ...]
-    reserved: tuple[str, ...]
-    offers: Mapping[str, Offer]
-    maps: Callable[..., Tensor | Signed]
-
-    def kind(self, name: str) -> Any:
-        for module in (need(module, "references") for module in self.modules):
-            if hasattr(module, name):
-                return getattr(module, name)
-        raise InputError(
-            f"the {self.prefix} that is installed has no {name}; update it: pip install -U {self.prefix}"
-        )
-
-    def options(self, name: str) -> dict[str, Any]:
-        """Arguments with a plain default, and those that must be given."""
-        options: dict[str, Any] = {}
-        for call in self.calls:
-            for argument in inspect.signature(getattr(self.kind(name), call)).parameters.values():
-                reserved = (
-                    argument.kind in (argument.VAR_KEYWORD, argument.VAR_POSITIONAL)
-                    or argument.name in self.reserved
-                )
-                if not reserved and (
-                    argument.default is REQUIRED or isinstance(argument.default, OPTION_TYPES)
-                ):
-                    options.setdefault(argument.name, None if argument.name in BOX else argument.default)
-        return options
-
-    def make(self, name: str) -> Explainer:
-        """An entry that imports and calls the package when it is run."""
-        offer = self.offers[name]
-
-        def compute(trace: Trace, **options: Any) -> Tensor | Signed:
-            kind = self.kind(name)
-            with calling(f"{self.prefix}:{name}", trace) as (network, images):
-                return self.maps(kind, offer, trace, options, network, images)
-
-        compute.__doc__ = f"{name} of {self.prefix}, as that package computes it."
-        return PackageMethod(
-            f"{self.prefix}:{name}", compute, ("activations",) if offer.layer else (), card=offer.card,
-            cost="its own passes", forward_only=offer.forward_only, package=self,
-        )  # fmt: skip
+class PackageMethod(Explainer):
+    """A method of a package in packages.toml, which is imported when it is run or given options."""
 
     @property
-    def provider(self) -> Provider:
-        return Provider(self.prefix, self.modules[0].partition(".")[0], self.make, tuple(self.offers))
-
-
-@dataclass(frozen=True)
-class PackageMethod(Explainer):
-    """A method of another package; its options are read from the package on demand."""
-
-    package: Package = field(default=None)  # type: ignore[assignment]
+    def kind(self) -> Any:
+        """Its class."""
+        prefix, _, name = self.name.partition(":")
+        for module in (need(module, "references") for module in PACKAGES[prefix]["modules"]):
+            if hasattr(module, name):
+                return getattr(module, name)
+        raise InputError(f"the {prefix} that is installed has no {name}; update it: pip install -U {prefix}")
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        return self.package.options(self.name.partition(":")[2])
+        """Arguments with a plain default, and those that must be given."""
+        options: dict[str, Any] = {}
+        package = PACKAGES[self.name.partition(":")[0]]
+        for call in package["calls"]:
+            for argument in inspect.signature(getattr(self.kind, call)).parameters.values():
+                plain = argument.default is REQUIRED or isinstance(argument.default, OPTION_TYPES)
+                rest = argument.kind in (argument.VAR_KEYWORD, argument.VAR_POSITIONAL)
+                if plain and not rest and argument.name not in package["reserved"]:
+                    options.setdefault(argument.name, None if argument.name in BOX else argument.default)
+        return options
+
+
+def _package_method(prefix: str, name: str) -> Explainer:
+    """The method of a name in packages.toml."""
+
+    def compute(trace: Trace, **options: Any) -> Tensor | Signed:
+        with calling(entry.name, trace) as (network, images):
+            return MAPS[prefix](entry, trace, options, network, images)
+
+    compute.__doc__ = f"{name} of {prefix}, as that package computes it."
+    offer = next(offer for offer in PACKAGES[prefix]["offers"] if name in offer["names"])
+    entry = PackageMethod(
+        f"{prefix}:{name}", compute, offer.get("needs", ()), card=read_card(**offer["card"]),
+        cost="its own passes", forward_only=offer.get("forward_only", False),
+    )  # fmt: skip
+    return entry
 
 
 class LogitsModule(nn.Module):
@@ -272,10 +235,10 @@ def layer_of(method: str, trace: Trace) -> nn.Module:
     return find_module(model.module, name)
 
 
-def over_places(offer: Offer, attributions: Tensor) -> Tensor | Signed:
+def over_places(entry: PackageMethod, attributions: Tensor) -> Tensor | Signed:
     """Turn "b c h w" into "b h w", by the convention on the method's card."""
     values = attributions.detach()
-    return over_channels(values) if offer.card == GRADIENT_CARD else values.sum(1)
+    return over_channels(values) if entry.card == CARDS["gradient"] else values.sum(1)
 
 
 def accepted(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -285,14 +248,14 @@ def accepted(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[s
 
 
 def captum_maps(
-    kind: Any, offer: Offer, trace: Trace, options: dict[str, Any], network: nn.Module, images: Tensor
+    entry: PackageMethod, trace: Trace, options: dict[str, Any], network: nn.Module, images: Tensor
 ) -> Tensor | Signed:
     """Attributions of captum, of pixels or of a layer, summed over channels.
 
     Two options may be words: baselines="blur" (zero, black, blur, noise; a number is an image of that value)
     and feature_mask="slic" (or quickshift).
     """
-    method, given = f"captum:{kind.__name__}", images.detach()
+    kind, given = entry.kind, images.detach()
     parameters = inspect.signature(kind.attribute).parameters
     needs_images = "baselines" in parameters and parameters["baselines"].default is REQUIRED
 
@@ -305,33 +268,32 @@ def captum_maps(
             return segments_of(trace.model, given, value, seed=trace.seed)[:, None]
         return value
 
-    layer = (layer_of(method, trace),) if offer.layer else ()
+    layer = (layer_of(entry.name, trace),) if entry.needs else ()
     options = {option: read(option, value) for option, value in options.items()}
     attribution = kind(network, *layer, **accepted(kind.__init__, options))
-    options = accepted(kind.attribute, options | {"target": trace.targets})
-    maps = attribution.attribute(images, **options)
+    maps = attribution.attribute(images, **accepted(kind.attribute, options | {"target": trace.targets}))
     maps = maps[0] if isinstance(maps, tuple) else maps
     if maps.shape[-2:] != images.shape[-2:] or maps.ndim != 4:
         layout = layout_of(maps, images, trace.model.module)
         if layout is None:
-            raise LayerError(
-                f"{method} gave {tuple(maps.shape)} at {trace.layer!r}, which is no image; name another layer"
-            )
+            gave = f"{entry.name} gave {tuple(maps.shape)} at {trace.layer!r}"
+            raise LayerError(f"{gave}, which is no image; name another layer")
         maps = layout.picture(maps)
-    return over_places(offer, maps)
+    return over_places(entry, maps)
 
 
 def grad_cam_maps(
-    kind: Any, offer: Offer, trace: Trace, options: dict[str, Any], network: nn.Module, images: Tensor
+    entry: PackageMethod, trace: Trace, options: dict[str, Any], network: nn.Module, images: Tensor
 ) -> Tensor:
     """Maps of grad-cam as it returns them, at the image's size and between 0 and 1."""
+    kind = entry.kind
     target = need("pytorch_grad_cam.utils.model_targets", "references").ClassifierOutputTarget
 
     def as_grid(output: Tensor) -> Tensor:
         layout = layout_of(output, images, trace.model.module)
         return output if layout is None else layout.picture(output)
 
-    layers = [layer_of(f"grad-cam:{kind.__name__}", trace)] if offer.layer else []
+    layers = [layer_of(entry.name, trace)] if entry.needs else []
     cam = kind(network, layers, reshape_transform=as_grid, **accepted(kind.__init__, options))
     try:
         maps = cam(images, list(map(target, trace.targets.tolist())), **accepted(kind.__call__, options))
@@ -341,32 +303,26 @@ def grad_cam_maps(
 
 
 def zennit_maps(
-    kind: Any, offer: Offer, trace: Trace, options: dict[str, Any], network: nn.Module, images: Tensor
+    entry: PackageMethod, trace: Trace, options: dict[str, Any], network: nn.Module, images: Tensor
 ) -> Tensor | Signed:
     """Relevance by a composite of zennit, or an attributor such as SmoothGrad, from a one-hot output.
 
     canonizers is a name of zennit's own, such as "ResNetCanonizer"; EpsilonGammaBox's low and high are
     numbers, by default those that black and white become for the network.
     """
+    kind, preprocess = entry.kind, trace.model.preprocess
     attribution = need("zennit.attribution", "references")
-    preprocess = trace.model.preprocess
     if "low" in inspect.signature(kind.__init__).parameters:
         for limit, value in BOX.items():
             given = options.get(limit)
             if given is None and preprocess.channels != images.shape[1]:
-                raise InputError(
-                    f"zennit:{kind.__name__} needs {limit}, the {limit}est value a pixel can have"
-                )
+                raise InputError(f"{entry.name} needs {limit}, the {limit}est value a pixel can have")
             full = torch.full_like(images.detach(), value if given is None else given)
             options[limit] = preprocess.normalise(full) if given is None else full
     if name := options.get("canonizers"):
         modules = [need(f"zennit.{module}", "references") for module in ("torchvision", "canonizers")]
-        known = {
-            title: getattr(module, title)
-            for module in reversed(modules)
-            for title in vars(module)
-            if title.endswith(("Canonizer", "BatchNorm"))
-        }
+        both = {**vars(modules[1]), **vars(modules[0])}
+        known = {title: both[title] for title in both if title.endswith(("Canonizer", "BatchNorm"))}
         if name not in known:
             raise InputError(f"zennit has no canonizer {name!r}; {did_you_mean(name, known)}")
         options["canonizers"] = [known[name]()]
@@ -378,76 +334,17 @@ def zennit_maps(
     def one_hot(output: Tensor) -> Tensor:
         return torch.eye(output.shape[1], device=output.device, dtype=output.dtype)[trace.targets]
 
-    return over_places(offer, attributor(images, one_hot)[1])
+    return over_places(entry, attributor(images, one_hot)[1])
 
 
-def _named(offer: Offer, names: str) -> dict[str, Offer]:
-    return dict.fromkeys(names.split(), offer)
-
-
-CAPTUM = {
-    **_named(
-        Offer(GRADIENT_CARD),
-        "IntegratedGradients Saliency InputXGradient DeepLift DeepLiftShap GradientShap GuidedBackprop "
-        "Deconvolution",
-    ),
-    **_named(Offer(GRADIENT_CARD, layer=True), "GuidedGradCam"),
-    **_named(Offer(SUMMED), "LRP"),
-    **_named(
-        Offer(SUMMED, forward_only=True),
-        "Occlusion FeatureAblation Lime KernelShap ShapleyValueSampling ShapleyValues",
-    ),
-    **_named(
-        Offer(AT_A_LAYER, layer=True),
-        "LayerGradCam LayerGradientXActivation LayerActivation LayerConductance LayerIntegratedGradients "
-        "LayerDeepLift LayerDeepLiftShap LayerGradientShap InternalInfluence",
-    ),
-}
-GRAD_CAM = {
-    **_named(
-        Offer(THEIR_OWN, layer=True),
-        "GradCAM GradCAMPlusPlus HiResCAM XGradCAM LayerCAM EigenCAM EigenGradCAM ScoreCAM AblationCAM "
-        "GradCAMElementWise KPCA_CAM SegEigenCAM ShapleyCAM FEM RandomCAM",
-    ),
-    **_named(Offer(THEIR_OWN), "FullGrad"),
-}
-ZENNIT = {
-    **_named(
-        Offer(SUMMED),
-        "EpsilonPlus EpsilonPlusFlat EpsilonAlpha2Beta1 EpsilonAlpha2Beta1Flat EpsilonGammaBox "
-        "ExcitationBackprop",
-    ),
-    **_named(
-        Offer(GRADIENT_CARD), "GuidedBackprop DeconvNet BetaSmooth Gradient SmoothGrad IntegratedGradients"
-    ),
-}
-PACKAGES = (
-    Package(
-        "captum", ("captum.attr",), ("__init__", "attribute"),
-        (
-            "self", "model", "forward_func", "layer", "inputs", "target", "additional_forward_args",
-            "device_ids", "return_convergence_delta", "return_input_shape", "show_progress",
-            "custom_attribution_func", "grad_kwargs", "interpretable_model", "similarity_func",
-            "perturb_func", "verbose",
-        ),
-        CAPTUM, captum_maps,
-    ),
-    Package(
-        "grad-cam", ("pytorch_grad_cam",), ("__init__", "__call__"),
-        ("self", "model", "target_layers", "reshape_transform", "input_tensor", "targets"),
-        GRAD_CAM, grad_cam_maps,
-    ),
-    Package(
-        "zennit", ("zennit.composites", "zennit.attribution"), ("__init__",),
-        (
-            "self", "model", "composite", "attr_output", "create_graph", "retain_graph", "layer_map",
-            "first_map", "zero_params", "baseline_fn",
-        ),
-        ZENNIT, zennit_maps,
-    ),
-)  # fmt: skip
-PROVIDERS = {package.prefix: package.provider for package in PACKAGES}
-FILES = "files"
+MAPS = {"captum": captum_maps, "grad-cam": grad_cam_maps, "zennit": zennit_maps}
+PROVIDERS = {
+    prefix: Provider(
+        prefix, package["modules"][0].partition(".")[0], partial(_package_method, prefix),
+        tuple(name for offer in package["offers"] for name in offer["names"]),
+    )
+    for prefix, package in PACKAGES.items()
+}  # fmt: skip
 
 
 def all_providers() -> dict[str, Provider]:
@@ -464,7 +361,7 @@ def provided(name: str, folder: Path = Path(), order: Callable[[], Sequence[str]
     if prefix == FILES:
         return files.from_path(name, folder, order)
     if is_path(name):
-        return function.from_path(name, folder)
+        return from_file(name, folder)
     known = all_providers()
     for own, provider in known.items():
         if key_of(own) == key_of(prefix):
@@ -475,3 +372,108 @@ def provided(name: str, folder: Path = Path(), order: Callable[[], Sequence[str]
 def is_path(name: str) -> bool:
     """Whether a name is a path: FILE.py:FUNCTION or files:PATH."""
     return name.startswith(f"{FILES}:") or name.rpartition(":")[0].endswith(".py")
+
+
+def named(methods: Methods) -> list[str]:
+    """Names of methods; functions among them are registered in this process under their own names."""
+    if isinstance(methods, str) or callable(methods):
+        methods = [methods]
+    table = dict(methods) if isinstance(methods, Mapping) else None
+    by_name: dict[str, Method] = {}
+    for given in methods:
+        name = given if isinstance(given, str) else getattr(given, "__name__", type(given).__name__)
+        method = given if table is None else table[name]
+        if callable(method):
+            if by_name.get(name, method) is not method:
+                raise InputError(f"two methods are called {name!r}; name them: {{'one': f, 'other': g}}")
+            explainers.add_local(of_function(name, method))
+        elif table is not None:
+            raise InputError(f"methods[{name!r}] is a name already; a table of methods holds functions")
+        by_name[name] = method
+    return list(by_name)
+
+
+def of_function(name: str, function: Callable[..., Any]) -> Explainer:
+    """The entry of a function."""
+    if "(" in name or ":" in name:
+        raise InputError(
+            f"{name!r} is no name for a method: brackets hold options, and colons come behind packages"
+        )
+
+    def compute(trace: Trace, **options: Any) -> Tensor | Signed:
+        with torch.inference_mode(False), torch.enable_grad():
+            images = trace.images.detach().clone()
+            return _as_maps(name, function(trace.model.module, images, trace.targets, **options), trace)
+
+    try:
+        parameters = list(inspect.signature(function).parameters.values())[LEADING:]
+    except (TypeError, ValueError):
+        parameters = []
+    options = [p.replace(kind=p.KEYWORD_ONLY) for p in parameters if p.default is not p.empty]
+    compute.__doc__ = inspect.getdoc(function) or f"{name}, a function of the user's."
+    compute.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    return Explainer(name, compute, card=OWN, forward_only=True, volumes=True, cost="its own passes")
+
+
+def _as_maps(name: str, result: Any, trace: Trace) -> Tensor | Signed:
+    if isinstance(result, Signed):
+        return Signed(*(_as_maps(name, part, trace) for part in result))  # type: ignore[arg-type]
+    try:
+        maps = torch.as_tensor(result).to(trace.images.device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{name} returned {type(result).__name__}, not maps 'b h w'") from error
+    if maps.ndim == trace.images.ndim and maps.shape[1] == 1:
+        return maps[:, 0]
+    if maps.ndim == trace.images.ndim:
+        raise InputError(f"{name} returned shape {tuple(maps.shape)}, not 'b h w'; sum over its channels")
+    return maps
+
+
+@dataclass(frozen=True)
+class FromFile(Explainer):
+    """A function in a file, which is imported when the method is run."""
+
+    path: Path = Path()
+
+    @cached_property
+    def options(self) -> dict[str, Any]:
+        """Defaults as written in the file, which is parsed but not run."""
+        name = self.name.rpartition(":")[2]
+        try:
+            statements = ast.parse(self.path.read_text(encoding="utf-8")).body
+        except (OSError, SyntaxError, UnicodeDecodeError) as error:
+            raise InputError(f"cannot read {self.path}: {error}") from error
+        for statement in statements:
+            if isinstance(statement, ast.FunctionDef) and statement.name == name:
+                return _written_defaults(statement.args)
+        return {}
+
+
+def _written_defaults(arguments: ast.arguments) -> dict[str, Any]:
+    """Defaults by option; None for those that are not literals."""
+    plain = [*arguments.posonlyargs, *arguments.args]
+    values: list[ast.expr | None] = [None] * (len(plain) - len(arguments.defaults)) + arguments.defaults
+    pairs = zip(plain + arguments.kwonlyargs, values + arguments.kw_defaults, strict=True)
+    defaults = {}
+    for argument, default in list(pairs)[LEADING:]:
+        if default is not None:
+            try:
+                defaults[argument.arg] = ast.literal_eval(default)
+            except ValueError:
+                defaults[argument.arg] = None
+    return defaults
+
+
+def from_file(name: str, folder: Path) -> Explainer:
+    """FILE.py:FUNCTION, the file relative to a folder."""
+    file, _, function = name.rpartition(":")
+    path = folder / Path(file).expanduser()
+
+    def compute(trace: Trace, **options: Any) -> Any:
+        with function_in(path, function) as own:
+            return of_function(function, own).function(trace, **options)
+
+    compute.__doc__ = f"The function {function} of {file}."
+    return FromFile(
+        name, compute, card=OWN, forward_only=True, volumes=True, cost="its own passes", path=path
+    )

@@ -18,11 +18,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from PIL import Image
 from torch import Tensor
 
 from heatproof.errors import InputError, counted
-from heatproof.images.files import check_file
+from heatproof.images.files import check_file, first_line
 from heatproof.registry import Card, Explainer
 from heatproof.types import Signed, Trace
 
@@ -63,8 +63,12 @@ class MapFiles:
     def read(self, names: Sequence[str]) -> list[StoredMap]:
         """The maps of these images, in their order."""
         if self.per_image:
-            return [_stored_map(_load(path), path, _squeezed) for path in self.files(names)]
-        return [self._row(name) for name in names]
+            return [_stored_map(_load(path), path, squeeze=True) for path in self.files(names)]
+        for name in names:
+            if name not in self._rows:
+                first = next(iter(self._rows), "missing")
+                raise InputError(f"{self.path} has no map of {name}; its first is {first}")
+        return [_stored_map(self._rows[name], self.path) for name in names]
 
     def files(self, names: Sequence[str]) -> list[Path]:
         """The file of each of these images, or the single file for all."""
@@ -72,24 +76,20 @@ class MapFiles:
             if not self.path.is_file():
                 raise InputError(f"there is no file or folder of maps {os.path.normpath(self.path)}")
             return [self.path]
-        readers: dict[Path, str] = {}
-        missing = []
-        for name in dict.fromkeys(names):
-            path = next(filter(Path.is_file, self._candidates(name)), None)
-            if path is None:
-                missing.append(name)
-            elif path in readers:
-                raise InputError(
-                    f"{readers[path]} and {name} would both read {path}; name maps by the whole id"
-                )
-            else:
-                readers[path] = name
-        if missing:
+        found = {name: next(filter(Path.is_file, self._candidates(name)), None) for name in names}
+        if missing := [name for name, path in found.items() if path is None]:
             paths = self._candidates(missing[0])[:: 1 if "{id}" in str(self.path) else len(SUFFIXES)]
             raise InputError(
                 f"{len(missing)} of {counted(len(names), 'image')} have no map, such as {missing[0]}; "
                 f"looked for {' or '.join(map(os.path.normpath, paths))}"
             )
+        readers: dict[Path, str] = {}
+        for name, path in found.items():
+            assert path is not None
+            if readers.setdefault(path, name) != name:
+                raise InputError(
+                    f"{readers[path]} and {name} would both read {path}; name maps by the whole id"
+                )
         return list(readers)
 
     def _candidates(self, name: str) -> list[Path]:
@@ -100,36 +100,23 @@ class MapFiles:
         return [self.path / f"{form}{suffix}" for form in names for suffix in SUFFIXES]
 
     @cached_property
-    def _arrays(self) -> Arrays:
-        self.files(())
-        return _load(self.path)
-
-    @cached_property
-    def _rows(self) -> Mapping[str, int] | None:
-        """Rows of the array by name; None where each image has an array of its own name."""
-        arrays = self._arrays
-        if "values" not in arrays and len(arrays) > 1:
-            return None
-        count = len(_values(arrays, self.path))
-        if "ids" in arrays:
-            return {str(name): i for i, name in enumerate(arrays["ids"].tolist())}
-        names = list(self.order()) if self.order else [str(i) for i in range(count)]
+    def _rows(self) -> Mapping[str, Arrays]:
+        """The arrays of each image in the single file."""
+        (path,) = self.files(())
+        arrays = _load(path)
+        if "values" not in arrays and len(arrays) > 1:  # an array for each name
+            return {name: {"values": values} for name, values in arrays.items()}
+        kept = {"values": _values(arrays, path)}
+        kept |= {key: arrays[key] for key in ("signed", "explained") if key in arrays}
+        count = len(kept["values"])
+        known: Iterable[Any] = self.order() if self.order else range(count)
+        names = [str(name) for name in (arrays["ids"].tolist() if "ids" in arrays else known)]
         if len(names) != count:
             raise InputError(
-                f"{self.path} holds {count} maps, but there are {len(names)} images; "
+                f"{path} holds {count} maps, but there are {len(names)} images; "
                 "give one for each, or an .npz file with values and ids"
             )
-        return {name: i for i, name in enumerate(names)}
-
-    def _row(self, name: str) -> StoredMap:
-        arrays, rows = self._arrays, self._rows
-        known = arrays if rows is None else rows
-        if name not in known:
-            raise InputError(f"{self.path} has no map of {name}; its first is {next(iter(known), 'missing')}")
-        if rows is None:
-            return StoredMap(_numbers(arrays[name], self.path))
-        row = {key: arrays[key][rows[name]] for key in ("signed", "explained") if key in arrays}
-        return _stored_map({"values": _values(arrays, self.path)[rows[name]], **row}, self.path)
+        return {name: {key: array[i] for key, array in kept.items()} for i, name in enumerate(names)}
 
 
 @dataclass(frozen=True)
@@ -170,8 +157,7 @@ def control_folder(path: Path) -> Path:
     >>> [control_folder(Path(path)).as_posix() for path in ("maps", "maps/{id}.npy", "a/maps.npz")]
     ['maps-random', 'maps-random', 'a/maps-random']
     """
-    top = _split(path)[0]
-    return top.with_name((top.stem if top.suffix.lower() in SUFFIXES else top.name or "maps") + "-random")
+    return _controls(path)[0]
 
 
 def control_path(path: Path, network: int) -> Path:
@@ -180,15 +166,16 @@ def control_path(path: Path, network: int) -> Path:
     >>> [control_path(Path(path), 2).as_posix() for path in ("maps", "maps/{id}.npy", "a/maps.npz")]
     ['maps-random/2', 'maps-random/2/{id}.npy', 'a/maps-random/2.npz']
     """
-    top, rest = _split(path)
-    suffix = top.suffix if top.suffix.lower() in SUFFIXES else ""
-    return control_folder(path).joinpath(f"{network}{suffix}", *rest)
+    folder, suffix, rest = _controls(path)
+    return folder.joinpath(f"{network}{suffix}", *rest)
 
 
-def _split(path: Path) -> tuple[Path, tuple[str, ...]]:
-    """A path up to the part with the images' names, and the rest."""
+def _controls(path: Path) -> tuple[Path, str, tuple[str, ...]]:
+    """The folder of control maps, the suffix of a file in it, and the part of the path from {id} on."""
     at = next((i for i, part in enumerate(path.parts) if "{id}" in part), len(path.parts))
-    return Path(*path.parts[:at]), path.parts[at:]
+    top = Path(*path.parts[:at])
+    suffix = top.suffix if top.suffix.lower() in SUFFIXES else ""
+    return top.with_name(f"{top.stem if suffix else top.name or 'maps'}-random"), suffix, path.parts[at:]
 
 
 def from_path(name: str, folder: Path, order: Callable[[], Sequence[str]] | None = None) -> Explainer:
@@ -271,8 +258,7 @@ def _load(path: Path) -> Arrays:
     except InputError:
         raise
     except Exception as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise InputError(f"cannot read maps from {path}: {reason}") from error
+        raise InputError(f"cannot read maps from {path}: {first_line(error)}") from error
 
 
 def _grey(path: Path) -> np.ndarray:
@@ -294,25 +280,19 @@ def _values(arrays: Arrays, path: Path) -> np.ndarray:
     raise InputError(f"{path} holds {', '.join(sorted(arrays)[:5])}; name the array of maps `values`")
 
 
-def _stored_map(
-    arrays: Arrays, path: Path, form: Callable[[np.ndarray], np.ndarray] = np.asarray
-) -> StoredMap:
+def _stored_map(arrays: Arrays, path: Path, squeeze: bool = False) -> StoredMap:
+    """The map in some arrays. squeeze: drop leading axes of length 1."""
+
+    def numbers(values: np.ndarray) -> np.ndarray:
+        if values.dtype.kind not in "fiub":
+            raise InputError(f"{path} holds {values.dtype}, not numbers")
+        while squeeze and values.ndim > 2 and len(values) == 1:
+            values = values[0]
+        return np.ascontiguousarray(values, dtype=np.float32)
+
     signed, explained = arrays.get("signed"), arrays.get("explained")
     return StoredMap(
-        form(_numbers(_values(arrays, path), path)),
-        None if signed is None else form(_numbers(signed, path)),
+        numbers(_values(arrays, path)),
+        None if signed is None else numbers(signed),
         None if explained is None else int(np.ravel(explained)[0]),
     )
-
-
-def _squeezed(values: np.ndarray) -> np.ndarray:
-    """The values without leading axes of length 1."""
-    while values.ndim > 2 and len(values) == 1:
-        values = values[0]
-    return values
-
-
-def _numbers(values: np.ndarray, path: Path) -> np.ndarray:
-    if values.dtype.kind not in "fiub":
-        raise InputError(f"{path} holds {values.dtype}, not numbers")
-    return np.ascontiguousarray(values, dtype=np.float32)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from heatproof.disk import valid_unicode
 from heatproof.explain.api import explain
-from heatproof.explain.segments import segments_of, top_segments
+from heatproof.explain.baselines import segments_of, top_segments
 from heatproof.images import Source
 from heatproof.images.files import Box
 from heatproof.images.loader import batches
