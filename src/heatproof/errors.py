@@ -92,6 +92,10 @@ def did_you_mean(name: str, known: Iterable[str], most: int = 5) -> str:
     return f"known: {', '.join([*known[:20], *(['...'] if len(known) > 20 else [])]) or 'none'}"
 
 
+def first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def need(package: str, extra: str) -> ModuleType:
     """Import an optional package; raise MissingExtraError with the line that installs it."""
     try:
@@ -102,8 +106,7 @@ def need(package: str, extra: str) -> ModuleType:
             raise MissingExtraError(
                 f"{package} is not installed; run: pip install 'heatproof[{extra}]'"
             ) from error
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise MissingExtraError(
-            f"{package} is installed but does not import ({reason}); "
+            f"{package} is installed but does not import ({first_line(error)}); "
             f"reinstall it to match your torch: pip install --force-reinstall 'heatproof[{extra}]'"
         ) from error

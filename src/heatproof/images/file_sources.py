@@ -43,25 +43,9 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from heatproof.errors import InputError, did_you_mean, need
-from heatproof.images.files import (
-    Box,
-    Size,
-    check_box,
-    first_line,
-    is_dicom_name,
-    is_picture,
-    picture_reader,
-    read_dicom,
-)
-from heatproof.images.findings import (
-    check_labels,
-    lists_several,
-    marked_findings,
-    named_findings,
-    number_findings,
-    number_labels,
-)
+from heatproof.errors import InputError, did_you_mean, first_line, need
+from heatproof.images import findings
+from heatproof.images.files import Box, Size, check_box, is_dicom_name, is_picture, picture_reader, read_dicom
 from heatproof.images.source import Sample, Source, file_source
 
 LEVELS = ("top", "parent")
@@ -111,29 +95,28 @@ def open_folder(
     files = sorted((file.relative_to(root) for file in walk(root) if wanted(file)), key=Path.as_posix)
     if not files:
         raise InputError(f"there is no image in {root}")
-    loose = [file for file in files if len(file.parts) == 1]
-    if 0 < len(loose) < len(files):
-        raise InputError(
-            f"{root} holds class folders and also images outside them, such as {loose[0]}; move those away"
-        )
-    labels: list[int | None] = [None] * len(files)
-    classes: tuple[str, ...] = ()
-    if not loose:
-        folders = [file.parts[0] if level == "top" else file.parts[-2] for file in files]
-        labels, classes = class_labels(folders, class_names, root)
+    labels, classes = folder_labels(files, "images", class_names, level, root)
     named = zip(files, labels, strict=True)
     samples = [Sample(file.as_posix(), label, content=root / file) for file, label in named]
     return file_source(samples, classes, read)
 
 
-def class_labels(
-    folders: Sequence[str], class_names: Sequence[str] | None, root: Path
-) -> tuple[list[int | None], tuple[str, ...]]:
-    """Labels of samples by the folders that name their classes, and the class names."""
+def folder_labels(
+    files: Sequence[Path], noun: str, class_names: Sequence[str] | None, level: str, root: Path
+) -> tuple[Sequence[int | None], tuple[str, ...]]:
+    """Labels by the folders that name the classes, and the class names; none without class folders."""
+    loose = [file for file in files if len(file.parts) == 1]
+    if 0 < len(loose) < len(files):
+        raise InputError(
+            f"{root} holds class folders and also {noun} outside them, such as {loose[0]}; move those away"
+        )
+    if loose:
+        return [None] * len(files), ()
+    folders = [file.parts[0] if level == "top" else file.parts[-2] for file in files]
     classes = tuple(class_names) if class_names is not None else tuple(sorted(set(folders)))
-    number = {name: k for k, name in enumerate(classes)}
-    if unknown := sorted(set(folders) - set(number)):
+    if unknown := sorted(set(folders) - set(classes)):
         raise InputError(f"{root} has a folder {unknown[0]!r} that class_names does not list")
+    number = {name: k for k, name in enumerate(classes)}
     return [number[folder] for folder in folders], classes
 
 
@@ -141,33 +124,32 @@ def open_dicom(
     path: str | Path,
     *,
     window: tuple[float, float] | None = None,
-    class_names: Sequence[str] | None = None,
-    level: str = "top",
-    root: str | Path | None = None,
     first_pixel: int = 0,
     multilabel: bool = False,
     label_columns: Sequence[str] | None = None,
+    **listed: Any,
 ) -> Source:
-    """DICOM files of a folder (see open_folder) or a CSV manifest (see open_csv). window: centre, width."""
+    """DICOM files of a folder or CSV manifest (see open_files, open_csv). window: centre, width."""
     need("pydicom", "dicom")
     if window is not None and not (len(window) == 2 and window[1] >= 1):
         raise InputError(f"a window is a centre and a width of at least 1; got {window}")
-    findings = {"first_pixel": first_pixel, "multilabel": multilabel, "label_columns": label_columns}
-    listed = open_files(path, is_dicom_name, class_names, level, root, **findings)
-    return file_source(listed.samples, listed.classes, partial(read_dicom, window=window))
+    stated = {"first_pixel": first_pixel, "multilabel": multilabel, "label_columns": label_columns}
+    source = open_files(path, is_dicom_name, **listed, csv_options=stated)
+    return file_source(source.samples, source.classes, partial(read_dicom, window=window))
 
 
 def open_files(
     path: str | Path,
     wanted: Callable[[Path], bool],
-    class_names: Sequence[str] | None,
-    level: str,
-    root: str | Path | None,
-    **options: Any,
+    csv_options: Mapping[str, Any] | None = None,
+    *,
+    class_names: Sequence[str] | None = None,
+    level: str = "top",
+    root: str | Path | None = None,
 ) -> Source:
-    """Files of a folder, or of a CSV manifest, which has further options."""
+    """Files of a folder (see open_folder), or of a CSV manifest (see open_csv), which has further options."""
     if Path(path).is_file():
-        return open_csv(path, root=root, class_names=class_names, **options)
+        return open_csv(path, root=root, class_names=class_names, **(csv_options or {}))
     return open_folder(path, wanted, class_names=class_names, level=level)
 
 
@@ -205,36 +187,20 @@ def open_csv(
     columns, known = tuple(label_columns or ()), class_names or label_columns
     several = multilabel or bool(columns)
 
-    def add_findings(row: dict[str, str], entry: Listed, boxed: bool, where: str) -> None:
-        named = named_findings(row.get(label_column, ""), known)
-        stated = marked_findings(row, columns, where) if columns else named
-        if absent := [name for name in named if name not in stated]:
-            raise InputError(
-                f"{where}: the label names {absent[0]!r}, but its column does not hold 1; correct one of them"
-            )
-        entry.findings.update(stated)
-        if boxed and not named and len(stated) != 1:
-            many = f"{len(stated)} labels" if stated else "no label"
-            raise InputError(
-                f"{where}: a box in a row with {many}; name the one it belongs to in the column "
-                f"{label_column!r}"
-            )
-        if boxed:
-            entry.box_findings.append(named or stated)
-
-    add = add_findings if several else None
-    entries = read_entries(path, path_column, label_column, first_pixel, columns, add)
+    entries = read_entries(path, path_column, label_column, first_pixel, columns, several, known)
     start = Path(root) if root is not None else path.parent
-    findings: Sequence[tuple[int, ...] | None] = [None] * len(entries)
+    stated: Sequence[tuple[int, ...] | None] = [None] * len(entries)
     labels: Sequence[int | None] = [None] * len(entries)
     if several:
-        findings, classes = number_findings([sorted(e.findings) for e in entries.values()], known, str(path))
+        rows = [sorted(entry.findings) for entry in entries.values()]
+        stated, classes = findings.number_findings(rows, known, str(path))
     else:
-        labels, classes = number_labels([entry.label for entry in entries.values()], class_names, path)
+        texts = [entry.label for entry in entries.values()]
+        labels, classes = findings.number_labels(texts, class_names, path)
     samples = []
-    for (name, entry), label, own in zip(entries.items(), labels, findings, strict=True):
+    for (name, entry), label, own in zip(entries.items(), labels, stated, strict=True):
         masks = {part: start / file for part, file in entry.masks.items()}
-        of = tuple(number_findings(entry.box_findings, classes, str(path))[0]) if several else ()
+        of = tuple(findings.number_findings(entry.box_findings, classes, str(path))[0]) if several else ()
         samples.append(Sample(
             name, label, tuple(entry.boxes), masks, entry.frame, start / name, findings=own, box_findings=of,
         ))  # fmt: skip
@@ -247,9 +213,13 @@ def read_entries(
     label_column: str,
     first_pixel: int = 0,
     columns: Sequence[str] = (),
-    add_findings: Callable[[dict[str, str], Listed, bool, str], None] | None = None,
+    several: bool = False,
+    known: Sequence[str] | None = None,
 ) -> dict[str, Listed]:
-    """The rows of a CSV file, gathered by image. columns: further ones that must exist."""
+    """The rows of a CSV file, gathered by image.
+
+    columns: further ones that must exist; of multi-label images (several), one of 0 and 1 per label.
+    """
     entries: dict[str, Listed] = {}
     for line, row in read_rows(path, path_column, *columns):
         where = f"{path.name}, line {line}"
@@ -257,13 +227,24 @@ def read_entries(
         if not name:
             raise InputError(f"{where}: the column {path_column!r} is empty")
         entry = entries.setdefault(name, Listed(label, read_frame(row, where), row))
-        if add_findings is None and entry.label != label:
+        if not several and entry.label != label:
             raise InputError(f"{where}: {name} has the label {label!r} here and {entry.label!r} before")
         box = read_box([row.get(corner, "") for corner in CORNERS], where, first_pixel)
         if box is not None:
             entry.boxes.append(box)
-        if add_findings is not None:
-            add_findings(row, entry, box is not None, where)
+        if several:
+            named = findings.named_findings(label, known)
+            stated = findings.marked_findings(row, columns, where) if columns else named
+            if absent := [finding for finding in named if finding not in stated]:
+                raise InputError(
+                    f"{where}: the label names {absent[0]!r}, but its column does not hold 1; correct one"
+                )
+            entry.findings.update(stated)
+            if box is not None and not named and len(stated) != 1:
+                many = f"{len(stated)} labels" if stated else "no label"
+                raise InputError(f"{where}: a box in a row with {many}; name its own in {label_column!r}")
+            if box is not None:
+                entry.box_findings.append(named or stated)
         for column, file in row.items():
             if column.startswith(MASK) and file:
                 part = column.removeprefix(MASK)
@@ -456,7 +437,7 @@ def open_hf(
     for column in filter(None, (image_column, label_column)):
         if column not in table.column_names:
             raise InputError(f"{path} has no column {column!r}; {did_you_mean(column, table.column_names)}")
-    labels, classes, findings = _dataset_labels(table, label_column, class_names, path)
+    labels, stated, classes = _dataset_labels(table, label_column, class_names, path)
     images = table.select_columns([image_column]).cast_column(image_column, datasets.Image(decode=False))
 
     def read_row(sample: Sample) -> Any:
@@ -465,10 +446,8 @@ def open_hf(
             raise InputError("the row has no image")
         return read(Path(cell["path"]) if cell["bytes"] is None else io.BytesIO(cell["bytes"]))
 
-    samples = tuple(
-        Sample(f"{i:06d}", label, content=i, findings=findings[i] if findings else None)
-        for i, label in enumerate(labels)
-    )
+    each = enumerate(zip(labels, stated, strict=True))
+    samples = tuple(Sample(f"{i:06d}", label, content=i, findings=own) for i, (label, own) in each)
     mark = str(table._fingerprint)  # the library's own hash of the data and what was done to it
     return Source(samples, classes, read_row, lambda _: mark)
 
@@ -491,16 +470,21 @@ def _load_dataset(datasets: Any, path: str, split: str | None, name: str | None)
 
 def _dataset_labels(
     table: Any, column: str | None, class_names: Sequence[str] | None, path: object
-) -> tuple[Sequence[int | None], tuple[str, ...], list[tuple[int, ...]] | None]:
-    """Labels, the classes' names, and the findings of each image where the column holds lists."""
+) -> tuple[Sequence[int | None], Sequence[tuple[int, ...] | None], tuple[str, ...]]:
+    """Labels, the findings of each image where the column holds lists, and the classes' names."""
+    nothing = [None] * len(table)
     if column is None:
-        return [None] * len(table), (), None
+        return nothing, nothing, ()
     values = list(table[column])
     feature = table.features[column]
-    if lists_several(values):
+    if findings.lists_several(values):
         named = class_names or getattr(getattr(feature, "feature", feature), "names", None)
-        findings, classes = number_findings([value or () for value in values], named, str(path))
-        return [None] * len(values), classes, findings
+        stated, classes = findings.number_findings([value or () for value in values], named, str(path))
+        return nothing, stated, classes
     if values and all(isinstance(value, int) for value in values):
-        return *check_labels(values, len(values), class_names or getattr(feature, "names", None)), None
-    return *number_labels(["" if v is None else str(v) for v in values], class_names, path), None
+        named = class_names or getattr(feature, "names", None)
+        labels, classes = findings.check_labels(values, len(values), named)
+    else:
+        texts = ["" if value is None else str(value) for value in values]
+        labels, classes = findings.number_labels(texts, class_names, path)
+    return labels, nothing, classes

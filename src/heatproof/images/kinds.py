@@ -10,32 +10,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from heatproof.errors import InputError, UnknownNameError, counted, did_you_mean
-from heatproof.images.arrays import is_nifti_name, open_arrays, open_nifti, open_series
-from heatproof.images.file_sources import (
-    CORNERS,
-    open_csv,
-    open_dicom,
-    open_folder,
-    open_hf,
-    open_imagenet,
-    walk,
-)
+from heatproof.images import arrays, file_sources
+from heatproof.images.arrays import is_nifti_name
 from heatproof.images.files import is_dicom_file, is_dicom_name, is_picture
 from heatproof.images.findings import SEPARATORS
-from heatproof.images.memory import open_memory, open_npz
 from heatproof.images.source import Source, select
 
 SOURCES: dict[str, Callable[..., Source]] = {
-    "folder": open_folder,
-    "csv": open_csv,
-    "imagenet": open_imagenet,
-    "npz": open_npz,
-    "hf": open_hf,
-    "dicom": open_dicom,
-    "dicom-series": open_series,
-    "nifti": open_nifti,
-    "arrays": open_arrays,
-    "memory": open_memory,
+    "folder": file_sources.open_folder,
+    "csv": file_sources.open_csv,
+    "imagenet": file_sources.open_imagenet,
+    "npz": arrays.open_npz,
+    "hf": file_sources.open_hf,
+    "dicom": file_sources.open_dicom,
+    "dicom-series": arrays.open_series,
+    "nifti": arrays.open_nifti,
+    "arrays": arrays.open_arrays,
+    "memory": arrays.open_memory,
 }
 HELD_OUT = ("test", "testing", "val", "valid", "validation")  # in order of preference
 SPLITS = {*HELD_OUT, "train", "training"}
@@ -83,8 +74,11 @@ def open_source(kind: str, path: Any, **options: Any) -> Source:
 
 
 def _options(function: Callable[..., Source]) -> dict[str, Any]:
+    """Options that a function takes by name; further ones are those of open_files."""
     parameters = inspect.signature(function).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    more = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    own = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    return own | (_options(file_sources.open_files) if more else {})
 
 
 class Guess(NamedTuple):
@@ -109,7 +103,7 @@ def guess_source(path: str | Path) -> Guess:
         )
     if not root.is_dir():
         raise InputError(f"there is no folder or file {path}; name a folder of images")
-    files = list(walk(root))
+    files = list(file_sources.walk(root))
     if any(file.suffix.lower() == ".xml" for file in files) or (root / "boxes.csv").exists():
         return Guess("imagenet", root, "images with box files")
     lists = [f for f in files if f.parent == root and f.suffix.lower() == ".csv" and "path" in _header(f)]
@@ -140,7 +134,7 @@ def _header(file: Path) -> list[str]:
 
 def _guess_csv(file: Path) -> Guess:
     """A CSV file, multi-label where columns of 0 and 1 or cells of several names show it."""
-    seen, known = "a CSV file that lists images", {"path", "label", "width", "height", *CORNERS}
+    seen, known = "a CSV file that lists images", {"path", "label", "width", "height", *file_sources.CORNERS}
     try:
         with file.open(newline="", encoding="utf-8-sig") as text:
             rows = list(csv.DictReader(text))

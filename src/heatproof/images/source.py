@@ -22,8 +22,17 @@ import numpy as np
 from PIL import Image
 
 from heatproof.errors import InputError, UnknownNameError
-from heatproof.images.files import Box, Size, listed_numbers, picture_size, read_image, swaps_axes
-from heatproof.images.volumes import Raster, Seen, Spacing, uneven
+from heatproof.images.files import (
+    Box,
+    Raster,
+    Seen,
+    Size,
+    Spacing,
+    listed_numbers,
+    picture_size,
+    read_image,
+    swaps_axes,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -174,7 +183,18 @@ class Source:
         """A warning about voxels of different size, from some of the volumes' headers; or ''."""
         if self.voxels is None:
             return ""
-        return uneven(map(self.voxels, self.samples[:: -(-len(self) // HEADERS_READ)]))
+        sizes = set()
+        for sample in self.samples[:: -(-len(self) // HEADERS_READ)]:
+            with suppress(Exception):  # reading the volume reports what is wrong with it
+                sizes.add(tuple(round(mm, 2) for mm in self.voxels(sample) or ()))
+        sizes = sorted(sizes - {()})
+        if len(sizes) < 2:
+            return ""
+        first, last = (" x ".join(f"{mm:g}" for mm in size) for size in (sizes[0], sizes[-1]))
+        return (
+            f"voxels differ between volumes, from {first} to {last} mm, and each volume is stretched to the "
+            "same size; preprocess.spacing = [1, 1, 1] would make voxels of 1 mm of all of them"
+        )
 
     def subset(self, indices: Iterable[int]) -> Source:
         """Some of the samples, in the order given; labels keep their meaning."""
@@ -204,7 +224,7 @@ def content_stamp(content: Any) -> Any:
             return None
     if isinstance(content, tuple):
         return [content_stamp(part) for part in content]
-    array = np.ascontiguousarray(content)
+    array = np.ascontiguousarray(content.values if isinstance(content, Raster) else content)
     digest = hashlib.sha256(array.data.cast("B") if array.size else b"").hexdigest()[:16]
     return [str(array.dtype), array.shape, digest]
 
