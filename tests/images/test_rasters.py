@@ -13,8 +13,8 @@ from heatproof.errors import InputError
 from heatproof.images import Preprocess, batches, open_source
 from heatproof.images.arrays import open_seen
 from heatproof.images.files import Raster, raster
-from heatproof.images.identity import Hashes, identify
 from heatproof.images.preprocess import FILTERS, Side, fractions, to_tensor
+from heatproof.images.source import Hashes, identify
 
 SIZE = (6, 10, 8)
 READY = Preprocess(SIZE, SIZE, (0.0,), (1.0,))
