@@ -67,13 +67,9 @@ def raster_source(
 
 
 def open_arrays(
-    path: str | Path,
-    *,
-    axes: str | None = None,
-    key: str | None = None,
-    bits: int | None = None,
+    path: str | Path, *, axes: str | None = None, key: str | None = None, bits: int | None = None,
     **listed: Any,
-) -> Source:
+) -> Source:  # fmt: skip
     """Files with an array each, of a folder or CSV manifest (see open_files); masks alike.
 
     axes: what the arrays' axes are: h, w, d of volumes, c of channels. key: the array in an .npz file, where
@@ -86,12 +82,9 @@ def open_arrays(
 
 
 def read_array(
-    file: Path,
-    axes: str | None = None,
-    key: str | None = None,
-    bits: int | None = None,
+    file: Path, axes: str | None = None, key: str | None = None, bits: int | None = None,
     usual: Mapping[int, str] = USUAL,
-) -> Raster:
+) -> Raster:  # fmt: skip
     """The array of one file."""
     with reading("the file is damaged or holds something else"):
         check_file(file)
@@ -240,17 +233,11 @@ def _slice_position(header: Any) -> float:
 
 
 def open_memory(
-    images: Any,
-    *,
-    labels: Any = None,
-    boxes: Sequence[Sequence[Box]] | None = None,
-    masks: Mapping[str, Any] | None = None,
-    ids: Sequence[str] | None = None,
-    class_names: Sequence[str] | None = None,
-    bits: int | None = None,
-    box_labels: Sequence[Sequence[Any]] | None = None,
-    axes: str | None = None,
-) -> Source:
+    images: Any, *, labels: Any = None, boxes: Sequence[Sequence[Box]] | None = None,
+    masks: Mapping[str, Any] | None = None, ids: Sequence[str] | None = None,
+    class_names: Sequence[str] | None = None, bits: int | None = None,
+    box_labels: Sequence[Sequence[Any]] | None = None, axes: str | None = None,
+) -> Source:  # fmt: skip
     """A batch of images, or a list of any sizes: arrays "h w" or "h w c", tensors "c h w", Pillow images.
 
     Values have 8 or 16 bits or are fractions of 1; all become 8-bit, before the model's preprocessing.
@@ -319,11 +306,9 @@ def _content(image: Any, name: str, bits: int | None, axes: str | None) -> Any:
 
 
 def _box_findings(
-    boxes: Sequence[Sequence[Box]],
-    given: Sequence[Sequence[Any]] | None,
-    findings: Sequence[tuple[int, ...]],
-    classes: Sequence[str],
-) -> list[tuple[tuple[int, ...], ...]]:
+    boxes: Sequence[Sequence[Box]], given: Sequence[Sequence[Any]] | None,
+    findings: Sequence[tuple[int, ...]], classes: Sequence[str],
+) -> list[tuple[tuple[int, ...], ...]]:  # fmt: skip
     """The finding of each box of each image; the only finding of an image is the default."""
     result = []
     for i, (own, numbers) in enumerate(zip(boxes, findings, strict=True)):
@@ -337,13 +322,9 @@ def _box_findings(
 
 
 def open_npz(
-    path: str | Path,
-    *,
-    split: str | None = "test",
-    class_names: Sequence[str] | None = None,
-    bits: int | None = None,
-    axes: str | None = None,
-) -> Source:
+    path: str | Path, *, split: str | None = "test", class_names: Sequence[str] | None = None,
+    bits: int | None = None, axes: str | None = None,
+) -> Source:  # fmt: skip
     """Open the arrays SPLIT_images "n h w" or "n h w c", and SPLIT_labels, of an .npz file.
 
     Without a split, the arrays are images and labels. They stay in memory. bits, axes: as for open_memory.

@@ -110,13 +110,9 @@ DISTORTIONS = (*MOVING, *RECOLOURING)
 
 
 def distort(
-    pictures: np.ndarray,
-    kind: str,
-    severity: float,
-    seed: int = 0,
-    masks: Mapping[str, Any] | None = None,
+    pictures: np.ndarray, kind: str, severity: float, seed: int = 0, masks: Mapping[str, Any] | None = None,
     indices: Sequence[int] | None = None,
-) -> tuple[np.ndarray, Masks | None]:
+) -> tuple[np.ndarray, Masks | None]:  # fmt: skip
     """Images "n H W 3" uint8 and their masks (each "n H W"), distorted; severity 0 returns copies.
 
     indices: the images' numbers where they are some of a larger set; else 0, 1, ... The same number gives

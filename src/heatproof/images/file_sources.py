@@ -11,16 +11,9 @@ Only `path` is required; paths are relative to the CSV file. Rows of one path, o
 image. A label is a class's name or its number from 0 on; all images have one, or none has. Box corners are
 pixel indices, both inside the box; the first pixel is 0, or 1 with `first_pixel=1` (Pascal VOC). `width` and
 `height` are those of the image the boxes were drawn on. A column mask_NAME holds the file of the mask of the
-part NAME. Other columns are ignored. Multi-label images are declared by `multilabel=true` or `label_columns`:
-
-    path,label,x0,y0,x1,y1                  path,mass,nodule,label,x0,y0,x1,y1,mask_mass
-    1.png,mass,30,40,60,80                  1.png,1,1,nodule,10,12,20,24,masks/1.png
-    1.png,nodule,10,12,20,24                2.png,0,0,,,,,,
-    2.png,mass|nodule,,,,                   label_columns = ["mass", "nodule"]: a column of 0 and 1 for each
-    3.png,,,,,
-
-An image has the findings of all its rows. A box belongs to those that the label beside it names, a mask to
-the finding of its name, or to all. The folder of an imagenet source holds
+part NAME. Other columns are ignored. Multi-label images (`multilabel` or `label_columns`, docs/findings.md)
+have the findings of all their rows. A box belongs to those that the label beside it names, a mask to the
+finding of its name, or to all. The folder of an imagenet source holds
 
     ROOT/images/...JPEG          flat, or in a folder per class; any depth (or ROOT itself)
     ROOT/boxes.csv               file, class_index, class_name, width, height, x0, y0, x1, y1; a row per box
@@ -73,19 +66,14 @@ def walk(root: Path) -> Iterator[Path]:
 
 
 def open_folder(
-    path: str | Path,
-    wanted: Callable[[Path], bool] = is_picture,
-    *,
-    class_names: Sequence[str] | None = None,
-    level: str = "top",
-    bits: int | None = None,
-) -> Source:
+    path: str | Path, wanted: Callable[[Path], bool] = is_picture, *,
+    class_names: Sequence[str] | None = None, level: str = "top", bits: int | None = None,
+) -> Source:  # fmt: skip
     """Images below CLASS/..., or in a folder without class folders, which gives no labels.
 
     class_names: the model's classes in its own order; else the folders' names, sorted. level: whether the
-    folder that names the class is the topmost ("top") or the one the image lies in ("parent", for trees such
-    as train/CLASS and test/CLASS taken together). bits: of 16-bit greys, else inferred (files.py). wanted:
-    which files are images.
+    folder that names the class is the topmost ("top") or the one the image lies in ("parent"). bits: of
+    16-bit greys, else inferred (files.py). wanted: which files are images.
     """
     read, root = picture_reader(bits), Path(path)
     if level not in LEVELS:
@@ -121,14 +109,9 @@ def folder_labels(
 
 
 def open_dicom(
-    path: str | Path,
-    *,
-    window: tuple[float, float] | None = None,
-    first_pixel: int = 0,
-    multilabel: bool = False,
-    label_columns: Sequence[str] | None = None,
-    **listed: Any,
-) -> Source:
+    path: str | Path, *, window: tuple[float, float] | None = None, first_pixel: int = 0,
+    multilabel: bool = False, label_columns: Sequence[str] | None = None, **listed: Any,
+) -> Source:  # fmt: skip
     """DICOM files of a folder or CSV manifest (see open_files, open_csv). window: centre, width."""
     need("pydicom", "dicom")
     if window is not None and not (len(window) == 2 and window[1] >= 1):
@@ -139,14 +122,9 @@ def open_dicom(
 
 
 def open_files(
-    path: str | Path,
-    wanted: Callable[[Path], bool],
-    csv_options: Mapping[str, Any] | None = None,
-    *,
-    class_names: Sequence[str] | None = None,
-    level: str = "top",
-    root: str | Path | None = None,
-) -> Source:
+    path: str | Path, wanted: Callable[[Path], bool], csv_options: Mapping[str, Any] | None = None, *,
+    class_names: Sequence[str] | None = None, level: str = "top", root: str | Path | None = None,
+) -> Source:  # fmt: skip
     """Files of a folder (see open_folder), or of a CSV manifest (see open_csv), which has further options."""
     if Path(path).is_file():
         return open_csv(path, root=root, class_names=class_names, **(csv_options or {}))
@@ -167,17 +145,10 @@ class Listed:
 
 
 def open_csv(
-    path: str | Path,
-    *,
-    root: str | Path | None = None,
-    class_names: Sequence[str] | None = None,
-    first_pixel: int = 0,
-    path_column: str = "path",
-    label_column: str = "label",
-    bits: int | None = None,
-    multilabel: bool = False,
-    label_columns: Sequence[str] | None = None,
-) -> Source:
+    path: str | Path, *, root: str | Path | None = None, class_names: Sequence[str] | None = None,
+    first_pixel: int = 0, path_column: str = "path", label_column: str = "label", bits: int | None = None,
+    multilabel: bool = False, label_columns: Sequence[str] | None = None,
+) -> Source:  # fmt: skip
     """Images of a CSV manifest. root: where its paths start; else the CSV file's folder.
 
     class_names: the model's classes in its own order; else names are sorted and numbers name themselves.
@@ -208,14 +179,9 @@ def open_csv(
 
 
 def read_entries(
-    path: Path,
-    path_column: str,
-    label_column: str,
-    first_pixel: int = 0,
-    columns: Sequence[str] = (),
-    several: bool = False,
-    known: Sequence[str] | None = None,
-) -> dict[str, Listed]:
+    path: Path, path_column: str, label_column: str, first_pixel: int = 0, columns: Sequence[str] = (),
+    several: bool = False, known: Sequence[str] | None = None,
+) -> dict[str, Listed]:  # fmt: skip
     """The rows of a CSV file, gathered by image.
 
     columns: further ones that must exist; of multi-label images (several), one of 0 and 1 per label.
@@ -301,14 +267,9 @@ def read_frame(row: Mapping[str, str], where: str) -> Size | None:
 
 
 def open_imagenet(
-    path: str | Path,
-    *,
-    boxes: str | Path | None = None,
-    images: str | Path | None = None,
-    class_index: str | Path | None = None,
-    first_pixel: int = 0,
-    bits: int | None = None,
-) -> Source:
+    path: str | Path, *, boxes: str | Path | None = None, images: str | Path | None = None,
+    class_index: str | Path | None = None, first_pixel: int = 0, bits: int | None = None,
+) -> Source:  # fmt: skip
     """Images with boxes. boxes: a CSV file or a folder of XML files. All paths have defaults below `path`.
 
     Labels are the numbers of class_index.json or of the CSV file; without either, classes in sorted order.
@@ -417,15 +378,9 @@ def label_of(file: Path, objects: Iterable[tuple[str, Box]], files: Mapping[str,
 
 
 def open_hf(
-    path: str | Path,
-    *,
-    split: str | None = None,
-    name: str | None = None,
-    image_column: str = "image",
-    label_column: str | None = "label",
-    class_names: Sequence[str] | None = None,
-    bits: int | None = None,
-) -> Source:
+    path: str | Path, *, split: str | None = None, name: str | None = None, image_column: str = "image",
+    label_column: str | None = "label", class_names: Sequence[str] | None = None, bits: int | None = None,
+) -> Source:  # fmt: skip
     """A Hugging Face dataset: a folder written by save_to_disk, or anything load_dataset takes.
 
     Images are decoded here, not by the datasets library, so that a broken one is reported. split: required

@@ -4,8 +4,8 @@ EXIF orientation is applied, the first frame of an animation is read, and transp
 pipelines do; an image that is transparent everywhere is refused. Greys of more than 8 bits are divided by
 2^bits - 1, never by their own maximum, so that the images of a dataset stay comparable. `bits` is what the
 caller states, else the smallest of 8, 10, 12, 14 and 16 that holds the values, because scanners write 12-bit
-data into 16-bit files; a depth below 16 that was inferred is logged once. The decoder cuts 16-bit colours to
-their upper 8 bits; an image that is nearly black after that is refused. Floats are fractions of 1.
+data into 16-bit files. The decoder cuts 16-bit colours to their upper 8 bits; an image that is nearly black
+after that is refused. Floats are fractions of 1.
 
 DICOM values go through the file's rescale slope and intercept (or modality table), then through a window of
 centre c and width w to a grey in [0, 1] (DICOM PS3.3, C.11.2.1.2 and C.11.2.1.3):
@@ -27,7 +27,7 @@ import math
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib import resources
@@ -52,11 +52,13 @@ UPRIGHT = {  # by EXIF orientation
 ORIENTATION = 0x0112
 DEPTHS = (8, 10, 12, 14, 16)
 CUT = re.compile(";16[BLN]")  # Pillow's raw modes that keep the upper byte of each colour
+DEEP = ("I", "F")  # how modes of more than 8 bits begin
 DIM = 64  # of 256 levels: the upper byte of 14-bit data stays below it
 EXAMPLE = "example:"  # prefix of the photographs that come with scikit-image
 EXAMPLES = {
     "cat": "chelsea.png", "astronaut": "astronaut.png", "coffee": "coffee.png", "rocket": "rocket.jpg",
 }  # fmt: skip
+TOO_LARGE = f"its header asks for {{}} than the {MAX_PIXELS:,} that are safe to decode; make it smaller"
 FILE_KINDS = {"d": "a folder", "p": "a pipe", "s": "a socket", "c": "a device", "b": "a device"}
 DICOM_SUFFIXES = (".dcm", ".dicom", ".ima")
 DICOM_MARK, DICOM_PREAMBLE = b"DICM", 128
@@ -233,18 +235,26 @@ def read_image(file: Path | BinaryIO, bits: int | None = None) -> Image.Image:
             with Image.open(file, formats=_formats()) as image:
                 width, height = image.size
                 if width * height > MAX_PIXELS:
-                    raise InputError(_too_large(f"{width * height:,} pixels, more"))
+                    raise InputError(TOO_LARGE.format(f"{width * height:,} pixels, more"))
                 cut = CUT.search(str(image.tile))
                 image.load()
-                pixels = eight_bits(_upright(image), bits).copy()
-                if cut and not is_deep(image) and bits != 16 and (top := np.asarray(pixels).max()) < DIM:
+                turn = None
+                with suppress(Exception):  # the pixels are usable despite a broken EXIF block
+                    turn = UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
+                pixels = eight_bits(image if turn is None else image.transpose(turn), bits).copy()
+                if (
+                    cut
+                    and not image.mode.startswith(DEEP)
+                    and bits != 16
+                    and (top := np.asarray(pixels).max()) < DIM
+                ):
                     raise InputError(
                         f"its 16-bit colours reach only {top} of 255 in 8 bits, as if they had 14 bits or "
                         "less; save it with 8 bits per colour, or set bits to 16 if it is meant to be so dark"
                     )
                 return pixels
         except Image.DecompressionBombError:
-            raise InputError(_too_large("more pixels")) from None
+            raise InputError(TOO_LARGE.format("more pixels")) from None
         except UnidentifiedImageError:
             if (file.stat().st_size if isinstance(file, Path) else file.seek(0, 2)) == 0:
                 raise InputError("the file is empty") from None
@@ -252,27 +262,11 @@ def read_image(file: Path | BinaryIO, bits: int | None = None) -> Image.Image:
             raise InputError(f"its content is no picture that can be read ({formats})") from None
 
 
-def _too_large(pixels: str) -> str:
-    return f"its header asks for {pixels} than the {MAX_PIXELS:,} that are safe to decode; make it smaller"
-
-
-def _upright(image: Image.Image) -> Image.Image:
-    try:
-        turn = UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
-    except Exception:  # the pixels are usable despite a broken EXIF block
-        return image
-    return image if turn is None else image.transpose(turn)
-
-
-def is_deep(image: Image.Image) -> bool:
-    return image.mode.startswith("I") or image.mode == "F"
-
-
 def eight_bits(image: Image.Image, bits: int | None = None) -> Image.Image:
     """Greys as "L", all else as "RGB"; deep greys are scaled, where Pillow would clip them."""
     if image.mode in ("L", "RGB"):
         return image
-    if is_deep(image):
+    if image.mode.startswith(DEEP):
         return Image.fromarray(scale_to_bytes(np.asarray(image), bits))
     if image.has_transparency_data and image.convert("RGBA").getchannel("A").getbbox() is None:
         raise InputError("it is fully transparent, so that it shows nothing; give it an opaque background")

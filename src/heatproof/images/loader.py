@@ -81,13 +81,9 @@ NOTHING = Known(Carried(()), {})
 
 
 def batches(
-    source: Source,
-    preprocess: Preprocess,
-    batch_size: int = 32,
-    indices: Sequence[int] | None = None,
-    workers: int | None = None,
-    fail_fast: bool = False,
-) -> Generator[Loaded, None, None]:
+    source: Source, preprocess: Preprocess, batch_size: int = 32, indices: Sequence[int] | None = None,
+    workers: int | None = None, fail_fast: bool = False,
+) -> Generator[Loaded, None, None]:  # fmt: skip
     """Load model-ready batches of a source's images, each with its failures.
 
     Args:

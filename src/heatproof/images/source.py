@@ -253,16 +253,10 @@ def read_mask(name: str, mask: Any, read: Callable[[Path], np.ndarray] | None = 
 
 
 def select(
-    source: Source,
-    *,
-    single_object: bool = False,
-    box_share: tuple[float, float] | None = None,
-    classes: Sequence[str | int] | None = None,
-    limit: int | None = None,
-    stratified: bool = True,
-    growing: bool = False,
-    seed: int = 0,
-) -> Source:
+    source: Source, *, single_object: bool = False, box_share: tuple[float, float] | None = None,
+    classes: Sequence[str | int] | None = None, limit: int | None = None, stratified: bool = True,
+    growing: bool = False, seed: int = 0,
+) -> Source:  # fmt: skip
     """Filter the images of a source, then draw a random subset, in the source's order.
 
     A larger limit adds images to those of a smaller one, up to rounding; labels do not change.

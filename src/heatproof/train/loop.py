@@ -105,16 +105,9 @@ class Course(Protocol):
 
 
 def fit(
-    model: Model,
-    train: Data,
-    valid: Data,
-    recipe: Recipe,
-    out: Place = None,
-    seed: int = 0,
-    keep: Sequence[int] = (),
-    progress: ProgressCallback | None = None,
-    gradients: bool = False,
-) -> History:
+    model: Model, train: Data, valid: Data, recipe: Recipe, out: Place = None, seed: int = 0,
+    keep: Sequence[int] = (), progress: ProgressCallback | None = None, gradients: bool = False,
+) -> History:  # fmt: skip
     """Train a network in place by a recipe, and return the results of every epoch.
 
     Args:
@@ -129,15 +122,9 @@ def fit(
 
 
 def fit_epochs(
-    model: Model,
-    course: Course,
-    out: Place = None,
-    progress: ProgressCallback | None = None,
-    keep: Sequence[int] = (),
-    gradients: bool = False,
-    description: str = "",
-    keep_optimiser: bool = True,
-) -> History:
+    model: Model, course: Course, out: Place = None, progress: ProgressCallback | None = None,
+    keep: Sequence[int] = (), gradients: bool = False, description: str = "", keep_optimiser: bool = True,
+) -> History:  # fmt: skip
     """Train a network in place, epoch by epoch, as a course plans it; arguments as for `fit`.
 
     description: written to recipe.json. keep_optimiser: store the optimiser's state of a complete training.
@@ -186,12 +173,9 @@ def fit_epochs(
 
 
 def _epoch(
-    model: Model,
-    plan: EpochPlan,
-    optimiser: torch.optim.Optimizer,
-    at: Callable[[int, int], TrainProgress],
+    model: Model, plan: EpochPlan, optimiser: torch.optim.Optimizer, at: Callable[[int, int], TrainProgress],
     report: ProgressCallback,
-) -> tuple[float, int]:
+) -> tuple[float, int]:  # fmt: skip
     """Train on every batch once; return the mean loss per image and the number of batches."""
     parameters = [p for group in optimiser.param_groups for p in group["params"]]
     total, count, batches = torch.zeros((), dtype=torch.float64, device=model.device), 0, plan.batches()
@@ -362,14 +346,9 @@ def weights_file(folder: Path, epoch: int) -> Path:
 
 
 def save_state(
-    folder: Path,
-    fingerprint: dict[str, str],
-    module: nn.Module,
-    optimiser: dict[str, Any],
-    history: History,
-    keep: bool = False,
-    description: str = "",
-) -> None:
+    folder: Path, fingerprint: dict[str, str], module: nn.Module, optimiser: dict[str, Any], history: History,
+    keep: bool = False, description: str = "",
+) -> None:  # fmt: skip
     """Write the files of an epoch. keep: also the weights alone."""
     epoch = len(history)
     # Contiguous copies: safetensors refuses weights that share memory.

@@ -64,20 +64,11 @@ HEAD_LR, STAGE_LR = 1e-3, 1e-4
 
 
 def two_phase_recipe(
-    head_epochs: int = 20,
-    full_epochs: int = 10,
-    head_lr: float = 1e-4,
-    full_lr: float = 1e-5,
-    head_schedule: str = "cosine",
-    full_schedule: str = "constant",
-    label_smoothing: float = 0.1,
-    clip: float | None = 1.0,
-    optimiser: str = "adam",
-    weight_decay: float = 0.0,
-    first_depth: str = "head",
-    class_weights: tuple[float, ...] | str | None = None,
-    **batches: Any,
-) -> Recipe:
+    head_epochs: int = 20, full_epochs: int = 10, head_lr: float = 1e-4, full_lr: float = 1e-5,
+    head_schedule: str = "cosine", full_schedule: str = "constant", label_smoothing: float = 0.1,
+    clip: float | None = 1.0, optimiser: str = "adam", weight_decay: float = 0.0, first_depth: str = "head",
+    class_weights: tuple[float, ...] | str | None = None, **batches: Any,
+) -> Recipe:  # fmt: skip
     """Recipe of the C-Score paper's two phases. batches: batch_size, flip, amp of the Recipe.
 
     first_depth: what phase 1 trains; "all" for a backbone that has no weights worth freezing.
@@ -92,16 +83,10 @@ def two_phase_recipe(
 
 
 def two_phase(
-    model: Model,
-    train: Data,
-    valid: Data,
-    out: Place = None,
-    seed: int = 0,
-    keep: Sequence[int] | None = None,
-    progress: ProgressCallback | None = None,
-    gradients: bool = False,
+    model: Model, train: Data, valid: Data, out: Place = None, seed: int = 0,
+    keep: Sequence[int] | None = None, progress: ProgressCallback | None = None, gradients: bool = False,
     **settings: Any,
-) -> History:
+) -> History:  # fmt: skip
     """Train by the C-Score paper's protocol; settings as for two_phase_recipe, other arguments as for fit.
 
     keep: by default the paper's epochs, and the last one.
@@ -113,19 +98,10 @@ def two_phase(
 
 
 def regime_recipe(
-    name: str,
-    depth: Depth | None = None,
-    lam: float = 0.25,
-    alpha: float = 0.25,
-    epochs: int = 5,
-    lr: float | None = None,
-    schedule: str = "constant",
-    layer: str | None = None,
-    batch_size: int = 32,
-    flip: bool = False,
-    amp: bool = False,
-    **phase: Any,
-) -> Recipe:
+    name: str, depth: Depth | None = None, lam: float = 0.25, alpha: float = 0.25, epochs: int = 5,
+    lr: float | None = None, schedule: str = "constant", layer: str | None = None, batch_size: int = 32,
+    flip: bool = False, amp: bool = False, **phase: Any,
+) -> Recipe:  # fmt: skip
     """Recipe of a regime. layer: where LeakMin's Grad-CAM reads; phase: other settings of the Phase."""
     if name not in REGIMES:
         raise InputError(f"unknown regime {name!r}; {did_you_mean(name, REGIMES)}")
