@@ -1,15 +1,4 @@
-"""Exceptions of heatproof. Each message is one sentence with the value that was wrong and the remedy.
-
-HeatproofError
-├── InputError            images, maps, labels, boxes or options that cannot be used
-│   └── TargetError       a class that the model does not have
-├── UnknownNameError      an unknown method, metric or layer; the nearest names are listed
-├── ModelError            a model that cannot be loaded or run
-│   ├── CheckpointError   a weight file that is broken, unsafe or made for another model
-│   └── LayerError        a layer whose output has no spatial grid, or no layer that could be found
-├── StoreError            a run folder that cannot be written, read, or shared with another process
-└── MissingExtraError     an optional package is absent or broken; the install line is in the message
-"""
+"""Exceptions of heatproof. Each message is one sentence with the value that was wrong and the remedy."""
 
 from __future__ import annotations
 

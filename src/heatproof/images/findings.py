@@ -84,7 +84,7 @@ def number_findings(
     if len(classes) < 2:
         only = classes[0] if classes else "none"
         raise InputError(
-            f"{where}: multi-label images need two labels or more, but there is {only}; give a single label "
+            f"{where}: multi-label images need at least two labels, but there is {only}; give a single label "
             "as 0 and 1, or name all with class_names"
         )
     index = {str(k): k for k in range(len(classes))} | {name: k for k, name in enumerate(classes)}

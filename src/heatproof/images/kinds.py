@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,7 +106,7 @@ def guess_source(path: str | Path) -> Guess:
     files = list(file_sources.walk(root))
     if any(file.suffix.lower() == ".xml" for file in files) or (root / "boxes.csv").exists():
         return Guess("imagenet", root, "images with box files")
-    lists = [f for f in files if f.parent == root and f.suffix.lower() == ".csv" and "path" in _header(f)]
+    lists = [f for f in files if f.parent == root and f.suffix.lower() == ".csv" and "path" in _table(f)[0]]
     if len(lists) == 1:
         return _guess_csv(lists[0])
     if images := [file.relative_to(root) for file in files if is_picture(file)]:
@@ -122,24 +122,21 @@ def guess_source(path: str | Path) -> Guess:
     raise InputError(f"there is no image in {path}; name the folder that holds them")
 
 
-def _header(file: Path) -> list[str]:
-    """Column names of a CSV file; none where it cannot be read."""
+def _table(file: Path) -> tuple[Sequence[str], list[dict[str, str]]]:
+    """Columns and rows of a CSV file; none where it cannot be read, which opening the source reports."""
     with (
         suppress(OSError, UnicodeDecodeError, csv.Error),
         file.open(newline="", encoding="utf-8-sig") as text,
     ):
-        return next(csv.reader(text), [])
-    return []
+        reader = csv.DictReader(text)
+        return reader.fieldnames or (), list(reader)
+    return (), []
 
 
 def _guess_csv(file: Path) -> Guess:
     """A CSV file, multi-label where columns of 0 and 1 or cells of several names show it."""
     seen, known = "a CSV file that lists images", {"path", "label", "width", "height", *file_sources.CORNERS}
-    try:
-        with file.open(newline="", encoding="utf-8-sig") as text:
-            rows = list(csv.DictReader(text))
-    except (OSError, UnicodeDecodeError, csv.Error):  # opening the source reports what is wrong
-        return Guess("csv", file, seen)
+    _, rows = _table(file)
     if rows and is_nifti_name(Path(rows[0].get("path") or "")):
         return Guess("nifti", file, "a CSV file that lists NIfTI volumes")
     columns = [name for name in (rows[0] if rows else ()) if name and name not in known]

@@ -112,7 +112,7 @@ def batches(
     def load() -> Generator[Loaded, None, None]:
         chunks = iter([chosen[start : start + batch_size] for start in range(0, len(chosen), batch_size)])
         pool = ThreadPoolExecutor(threads, thread_name_prefix="heatproof-decode") if threads > 0 else None
-        pending: deque[tuple[list[int], Tensor, list[Callable[[], Known | Failure]]]] = deque()
+        pending: deque[tuple[list[int], Tensor, Sequence[Callable[[], Known | Failure]]]] = deque()
 
         def submit() -> None:
             if (chunk := next(chunks, None)) is not None:

@@ -131,8 +131,11 @@ class Preprocess:
 
     def __post_init__(self) -> None:
         window, spacing, size = self.window, self.spacing, self.size
-        pair = window is None or isinstance(window, str) or (len(window) == 2 and window[1] > 0)
-        if not pair or (isinstance(window, str) and window != RANGE):
+        if isinstance(window, str):
+            understood = window == RANGE
+        else:
+            understood = window is None or (len(window) == 2 and window[1] > 0)
+        if not understood:
             raise InputError(
                 f"window is a centre and a width above 0, such as [40, 400], or 'range'; got {window!r}"
             )

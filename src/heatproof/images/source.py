@@ -193,11 +193,11 @@ class Source:
         """A warning about voxels of different size, from some of the volumes' headers; or ''."""
         if self.voxels is None:
             return ""
-        sizes = set()
+        found: set[tuple[float, ...]] = set()
         for sample in self.samples[:: -(-len(self) // HEADERS_READ)]:
             with suppress(Exception):  # reading the volume reports what is wrong with it
-                sizes.add(tuple(round(mm, 2) for mm in self.voxels(sample) or ()))
-        sizes = sorted(sizes - {()})
+                found.add(tuple(round(mm, 2) for mm in self.voxels(sample) or ()))
+        sizes = sorted(found - {()})
         if len(sizes) < 2:
             return ""
         first, last = (" x ".join(f"{mm:g}" for mm in size) for size in (sizes[0], sizes[-1]))

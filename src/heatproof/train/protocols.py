@@ -5,7 +5,7 @@ C-Score (elangovan2026cscore): first the head alone, then everything at a low ra
     phase 1  backbone frozen, head trained     20 epochs  Adam 1e-4, cosine
     phase 2  all layers                        10 epochs  Adam 1e-5, label smoothing 0.1, gradient norm <= 1.0
 
-on four fifths of the images, stratified (data.stratified_split), with weights stored at epochs 1, 5, .. 30.
+on four fifths of the images, stratified (loop.stratified_split), with weights stored at epochs 1, 5, .. 30.
 The paper gives neither the optimiser of phase 2 nor its schedule: here Adam at a constant rate. It gives no
 batch size and no augmentation: 32 and none.
 
@@ -53,8 +53,7 @@ from heatproof.errors import InputError, LayerError, ModelError, did_you_mean
 from heatproof.explain.cams import safe_ratio, weighted_sum
 from heatproof.models.layers import default_layer, find_module, layout_of, picture_layers, searched_scales
 from heatproof.models.model import Model
-from heatproof.train.data import Data
-from heatproof.train.loop import Place, ProgressCallback, fit
+from heatproof.train.loop import Data, Place, ProgressCallback, fit
 from heatproof.train.recipe import CHECKPOINTS, Depth, History, Phase, Recipe, TrainedBatch
 
 TRANSFER, FINE_TUNING = "transfer", "fine-tuning"
