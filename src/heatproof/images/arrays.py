@@ -369,16 +369,12 @@ def to_pixels(image: Any, name: str, bits: int | None = None) -> np.ndarray:
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[..., 0]
     if 0 in shape or not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 3)):
-        raise InputError(
-            f"{name} must be 'h w', 'h w c' or 'c h w' with 1 or 3 channels; its shape is {shape}"
-        )
+        raise InputError(f"{name} must be 'h w', 'h w c' or 'c h w' with 1 or 3 channels; got {shape}")
     if array.dtype == bool:
         array = array.astype(np.uint8) * 255
     if array.dtype != np.uint8:
         if array.dtype != np.uint16 and array.dtype.kind != "f":
-            raise InputError(
-                f"{name} has {array.dtype} values; give 8 or 16 unsigned bits, or fractions of 1"
-            )
+            raise InputError(f"{name} has {array.dtype} values; give 8 or 16 bits, or fractions of 1")
         try:
             array = files.scale_to_bytes(array, bits)
         except InputError as error:

@@ -21,9 +21,10 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -100,12 +101,8 @@ def to_bytes(values: np.ndarray) -> Pixels:
     return values.round().clip(0, 255).astype(np.uint8)
 
 
-MOVING: dict[str, Callable[[float, int, int, Random], np.ndarray]] = {
-    move.__name__: move for move in (rotation, perspective)
-}
-RECOLOURING: dict[str, Callable[[Pixels, float, Random], Pixels]] = {
-    change.__name__: change for change in (blur, jpeg, low_light, occlusion)
-}
+MOVING = {"rotation": rotation, "perspective": perspective}
+RECOLOURING = {"blur": blur, "jpeg": jpeg, "low_light": low_light, "occlusion": occlusion}
 DISTORTIONS = (*MOVING, *RECOLOURING)
 
 
@@ -137,11 +134,8 @@ def distort(
         warped, moved = _warp(pictures, binary or {}, maps)
         return warped, None if binary is None else moved
     with ThreadPoolExecutor() as threads:
-        changed = threads.map(
-            lambda image, number: RECOLOURING[kind](image, severity, _random(seed, number, kind)),
-            pictures,
-            numbers,
-        )
+        randoms = [_random(seed, number, kind) for number in numbers]
+        changed = threads.map(RECOLOURING[kind], pictures, repeat(severity), randoms)
         return np.stack(list(changed)), binary
 
 

@@ -202,9 +202,7 @@ def read_entries(
             named = findings.named_findings(label, known)
             stated = findings.marked_findings(row, columns, where) if columns else named
             if absent := [finding for finding in named if finding not in stated]:
-                raise InputError(
-                    f"{where}: the label names {absent[0]!r}, but its column does not hold 1; correct one"
-                )
+                raise InputError(f"{where}: the label names {absent[0]!r}, but its column is not 1; set it")
             entry.findings.update(stated)
             if box is not None and not named and len(stated) != 1:
                 many = f"{len(stated)} labels" if stated else "no label"
@@ -260,9 +258,7 @@ def read_frame(row: Mapping[str, str], where: str) -> Size | None:
     if not width and not height:
         return None
     if not (width.isdecimal() and height.isdecimal() and int(width) and int(height)):
-        raise InputError(
-            f"{where}: width and height are whole numbers of pixels; got {width!r} and {height!r}"
-        )
+        raise InputError(f"{where}: width and height are whole numbers; got {width!r} and {height!r}")
     return int(width), int(height)
 
 

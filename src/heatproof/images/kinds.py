@@ -98,9 +98,7 @@ def guess_source(path: str | Path) -> Guess:
             return _guess_csv(root)
         if root.suffix.lower() == ".npz":
             return Guess("npz", root, "arrays of images")
-        raise InputError(
-            f"{path} is one file; name a folder of images, or a .csv or .npz file that lists them"
-        )
+        raise InputError(f"{path} is one file; name a folder of images, or a .csv or .npz file of them")
     if not root.is_dir():
         raise InputError(f"there is no folder or file {path}; name a folder of images")
     files = list(file_sources.walk(root))

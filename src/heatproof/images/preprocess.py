@@ -180,9 +180,7 @@ class Preprocess:
             changes.setdefault("resize", changes["size"])
         merged = replace(self, **changes)
         if isinstance(merged.resize, tuple) and len(merged.resize) != len(merged.size):
-            raise InputError(
-                "preprocess.resize is one number or a height and a width, and a depth first of volumes"
-            )
+            raise InputError("preprocess.resize is one number, or a height and width (depth, height, width)")
         if len(merged.mean) != len(merged.std) or not merged.mean:
             raise InputError("preprocess.mean and preprocess.std need one number each for every channel")
         return merged

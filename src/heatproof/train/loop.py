@@ -70,17 +70,14 @@ class Data:
     def __post_init__(self) -> None:
         images, labels = as_tensor(self.images), as_tensor(self.labels)
         if images.ndim != 4 or images.dtype != torch.uint8:
-            raise InputError(
-                f"training images are 'n c h w' in 8 bits (torch.uint8); got {images.dtype} of shape "
-                f"{tuple(images.shape)}"
-            )
+            got = f"got {images.dtype} of shape {tuple(images.shape)}"
+            raise InputError(f"training images are 'n c h w' in 8 bits (torch.uint8); {got}")
         if 0 in images.shape:
             raise InputError(f"there is nothing to train on: images have shape {tuple(images.shape)}")
         same_length(labels=labels, images=images)
         if labels.ndim != 1 or labels.is_floating_point() or labels.is_complex():
-            raise InputError(
-                f"labels are one class number per image; got {labels.dtype} of shape {tuple(labels.shape)}"
-            )
+            got = f"got {labels.dtype} of shape {tuple(labels.shape)}"
+            raise InputError(f"labels are one class number per image; {got}")
         if int(labels.min()) < 0:
             raise InputError(f"an image has the label {int(labels.min())}; class numbers start at 0")
         wanted = (len(images), *images.shape[2:])
@@ -160,9 +157,7 @@ def stratified_split(labels: Any, fraction: float = 0.2, seed: int = 0) -> tuple
     for label in classes.unique().tolist():
         members = (classes == label).nonzero().flatten().cpu()
         if len(members) < 2:
-            raise InputError(
-                f"class {label} has a single image; at least 2 are needed to hold one of them out"
-            )
+            raise InputError(f"class {label} has a single image; at least 2 are needed to hold one out")
         count = min(max(round(len(members) * fraction), 1), len(members) - 1)
         held_out.append(members[torch.randperm(len(members), generator=generator)[:count]])
     chosen = torch.zeros(len(classes), dtype=torch.bool)
@@ -271,9 +266,8 @@ def fit_epochs(
             with seeded(plan.seed):
                 loss, steps = _epoch(model, plan, optimiser, at, report)
             if not math.isfinite(loss):
-                raise ModelError(
-                    f"the loss is not finite in epoch {epoch} ({plan.name}); lower its lr or set clip"
-                )
+                where = f"in epoch {epoch} ({plan.name})"
+                raise ModelError(f"the loss is not finite {where}; lower its lr or set clip")
             scores = course.validate()
             seconds = round(time.perf_counter() - start, 3)
             norms = {} if log is None else log.take()
@@ -353,19 +347,17 @@ class RecipeCourse:
                 actual, takes = ("x".join(map(str, shape)) for shape in (data.images.shape[1:], wanted))
                 raise InputError(f"{name} images are {actual}; {model.name} is trained on {takes}")
             if len(data.labels.unique()) < 2:
+                only = int(data.labels[0])
                 raise InputError(
-                    f"all {len(data)} {name} images are of class {int(data.labels[0])}; at least two are "
-                    "needed"
+                    f"all {len(data)} {name} images are of class {only}; at least two are needed"
                 )
         image = model.preprocess.from_bytes(train.images[:1])
         classes = max(2, model.logits(image).shape[1])
         model.head.need_one_class("training")
         for name, data in (("training", train), ("validation", valid)):
             if (highest := int(data.labels.max())) >= classes:
-                raise InputError(
-                    f"a {name} image has the label {highest}, but {model.name} has classes 0 to "
-                    f"{classes - 1}; give it a new head"
-                )
+                known = f"{model.name} has classes 0 to {classes - 1}; give it a new head"
+                raise InputError(f"a {name} image has the label {highest}, but {known}")
         self.model, self.recipe, self.epochs, self.seed = model, recipe, recipe.epochs, seed
         self.plans = []
         for phase in recipe.phases:
@@ -428,9 +420,7 @@ def validate(model: Model, data: Data, amp: bool = False) -> tuple[float, float]
     with frozen_eval(model.module), _autocast(model, amp):
         logits = Queue(model, size).predict(len(data), images, lambda logits, *_: logits).cpu()
     if not torch.isfinite(logits).all():
-        raise ModelError(
-            f"{model.name} gives logits that are not finite; lower the learning rate or set clip"
-        )
+        raise ModelError(f"{model.name} gives logits that are not finite; lower the lr or set clip")
     labels = data.labels.cpu()
     return accuracy(labels, logits, logits=True).value, auc(labels, logits, logits=True).value
 

@@ -103,11 +103,10 @@ def new_head(model: Model, classes: int, names: tuple[str, ...] | None = None, s
                 "only linear layers and 1x1 convolutions can be exchanged"
             )
     fresh.to(old.weight.device, old.weight.dtype).train(old.training)
-    if not path:
-        module = fresh
+    if path:
+        module.set_submodule(path, fresh)
     else:
-        parent, _, last = path.rpartition(".")
-        setattr(module.get_submodule(parent), last, fresh)
+        module = fresh
     for holder, attribute in ((module, "num_classes"), (getattr(module, "config", None), "num_labels")):
         if isinstance(getattr(holder, attribute, None), int):
             setattr(holder, attribute, classes)

@@ -144,9 +144,8 @@ class LeakMin:
         positives = data.labels == self.positive
         empty = int((~data.masks[self.part][positives].flatten(1).any(1)).sum())
         if empty:
-            raise InputError(
-                f"{empty} training images of class {self.positive} have an empty mask of {self.part!r}"
-            )
+            what = f"an empty mask of {self.part!r}"
+            raise InputError(f"{empty} training images of class {self.positive} have {what}")
         return (cam_layer(model, image, self.layer),)
 
     def __call__(self, step: TrainedBatch) -> Tensor:
