@@ -167,7 +167,9 @@ def number_labels(
     if class_names is not None:
         classes = tuple(class_names)
     elif 0 < len(names) < len(texts):
-        raise InputError(f"{where}: some labels are numbers, not {names[0]!r}; correct it or set class_names")
+        raise InputError(
+            f"{where}: some labels are numbers, but {names[0]!r} is none; fix it or set class_names"
+        )
     else:
         classes = tuple(sorted(set(names)) or map(str, range(max(map(int, stems)) + 1)))
     index = {name: k for k, name in enumerate(classes)}
