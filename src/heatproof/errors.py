@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import importlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 
 # Control characters, and those that change the direction of text; line ends and tabs are text.
@@ -79,6 +80,15 @@ def did_you_mean(name: str, known: Iterable[str], most: int = 5) -> str:
     if near:
         return f"did you mean {' or '.join(repr(n) for n in near)}?"
     return f"known: {', '.join([*known[:20], *(['...'] if len(known) > 20 else [])]) or 'none'}"
+
+
+@contextmanager
+def about(subject: str) -> Iterator[None]:
+    """Begin the message of an InputError with what it is about."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{subject}: {error}") from error
 
 
 def first_line(error: Exception) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from heatproof.errors import InputError, did_you_mean, need
+from heatproof.errors import InputError, about, did_you_mean, need
 from heatproof.images import files
 from heatproof.images.file_sources import folder_labels, open_files, open_folder
 from heatproof.images.files import Box, Raster, Seen, Spacing, check_file, is_dicom_name, raster, reading
@@ -41,7 +41,7 @@ def open_seen(path: Path, bits: int | None = None, volume: bool = False) -> Seen
 
     volume: whether the network takes volumes, so that an array of three axes is a volume.
     """
-    try:
+    with about(f"cannot read {path}"):
         if is_nifti_name(path):
             return read_nifti(path)
         if path.suffix.lower() in (".npy", ".npz"):
@@ -51,8 +51,6 @@ def open_seen(path: Path, bits: int | None = None, volume: bool = False) -> Seen
             if not slices:
                 raise InputError("there is no DICOM file in it")
             return read_series(slices)
-    except InputError as error:
-        raise InputError(f"cannot read {path}: {error}") from error
     return files.open_image(path, bits)
 
 
@@ -242,23 +240,19 @@ def open_memory(
 
     Values have 8 or 16 bits or are fractions of 1; all become 8-bit, before the model's preprocessing.
 
-    Args:
-        images: the images.
-        labels: "n" class numbers; of multi-label images a table "n k" of 0 and 1, or a list of names or
-            numbers for each.
-        boxes: of each image.
-        masks: part name -> "n h w". Of multi-label images a mask belongs to the finding of its name.
-        ids: names of the images; else 000000, 000001, ...
-        class_names: the model's classes in its own order.
-        bits: the depth of 16-bit values; else the smallest that holds all arrays.
-        box_labels: of multi-label images, the finding of each box.
-        axes: of each array, such as "dhw" of volumes or "hwc" of many channels, whose values then stay as
-            they are.
+    labels: "n" class numbers; of multi-label images a table "n k" of 0 and 1, or a list of names or numbers
+    for each. masks: part name -> "n h w"; of multi-label images a mask belongs to the finding of its name.
+    ids: else 000000, 000001, ... class_names: the model's classes in its own order. bits: the depth of 16-bit
+    values; else the smallest that holds all arrays. box_labels: of multi-label images, the finding of each
+    box. axes: of each array, such as "dhw" of volumes or "hwc" of many channels, whose values then stay.
     """
     images = list(images)
     highest = [int(a.max()) for a in images if getattr(a, "dtype", None) == np.uint16 and a.size]
     bits = files.check_bits(bits) or (files.bit_depth(max(highest)) if highest else None)
-    contents: list[Any] = [_content(image, f"image {i}", bits, axes) for i, image in enumerate(images)]
+    contents: list[Any] = []
+    for i, image in enumerate(images):
+        with about(f"image {i}"):
+            contents.append(to_pixels(image, bits) if axes is None else raster(_array(image), axes, bits))
     if not contents:
         raise InputError("there is no image in memory to open")
     n = len(contents)
@@ -279,30 +273,17 @@ def open_memory(
     parts = {part: _array(mask) for part, mask in (masks or {}).items()}
     samples = tuple(
         Sample(
-            f"{i:06d}" if ids is None else str(ids[i]),
-            numbers[i],
+            f"{i:06d}" if ids is None else str(ids[i]), numbers[i],
             () if boxes is None else tuple(files.check_box(box) for box in boxes[i]),
             {part: mask[i] for part, mask in parts.items()},
-            content=contents[i],
-            findings=findings[i],
-            box_findings=box_findings[i],
+            content=contents[i], findings=findings[i], box_findings=box_findings[i],
         )
         for i in range(n)
-    )
+    )  # fmt: skip
     return Source(
         samples, classes, lambda s: Image.fromarray(s.content) if axes is None else s.content,
         lambda s: content_stamp(s.content), deep=axes is not None,
     )  # fmt: skip
-
-
-def _content(image: Any, name: str, bits: int | None, axes: str | None) -> Any:
-    """A Raster of an image whose axes are named, else 8-bit pixels."""
-    if axes is None:
-        return to_pixels(image, name, bits)
-    try:
-        return raster(_array(image), axes, bits)
-    except InputError as error:
-        raise InputError(f"{name}: {error}") from error
 
 
 def _box_findings(
@@ -330,20 +311,15 @@ def open_npz(
     Without a split, the arrays are images and labels. They stay in memory. bits, axes: as for open_memory.
     """
     prefix = "" if split is None else f"{split}_"
-    try:
+    with about(f"cannot read {path} as an .npz file"), reading("it is damaged or holds something else"):
         check_file(Path(path))
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
             if f"{prefix}images" not in arrays:
                 splits = [key.removesuffix("images").rstrip("_") for key in arrays if key.endswith("images")]
                 hint = did_you_mean(split or "", splits)
-                raise InputError(f"{path} has no array {prefix}images; set split to one it has ({hint})")
+                raise InputError(f"it has no array {prefix}images; set split to one it has ({hint})")
             images, labels = arrays[f"{prefix}images"], arrays.get(f"{prefix}labels")
             mark = arrays.zip.getinfo(f"{prefix}images.npy").CRC  # a checksum that the file already holds
-    except InputError:
-        raise
-    except Exception as error:  # damaged archives fail in their own ways
-        detail = getattr(error, "strerror", None) or "it is damaged or holds something else"
-        raise InputError(f"cannot read {path} as an .npz file: {detail}") from error
     usual = images.ndim in (3, 4) and (images.ndim == 3 or images.shape[3] in CHANNELS)
     if axes is None and not usual:
         raise InputError(
@@ -359,7 +335,7 @@ def _array(values: Any) -> np.ndarray:
     return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
 
 
-def to_pixels(image: Any, name: str, bits: int | None = None) -> np.ndarray:
+def to_pixels(image: Any, bits: int | None = None) -> np.ndarray:
     """Array "h w" or "h w 3", 8-bit. Tensors have channels first, arrays last, unless only the other fits."""
     array = _array(files.eight_bits(image, bits) if isinstance(image, Image.Image) else image)
     shape = array.shape
@@ -369,14 +345,11 @@ def to_pixels(image: Any, name: str, bits: int | None = None) -> np.ndarray:
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[..., 0]
     if 0 in shape or not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 3)):
-        raise InputError(f"{name} must be 'h w', 'h w c' or 'c h w' with 1 or 3 channels; got {shape}")
+        raise InputError(f"it must be 'h w', 'h w c' or 'c h w' with 1 or 3 channels; got {shape}")
     if array.dtype == bool:
         array = array.astype(np.uint8) * 255
     if array.dtype != np.uint8:
         if array.dtype != np.uint16 and array.dtype.kind != "f":
-            raise InputError(f"{name} has {array.dtype} values; give 8 or 16 bits, or fractions of 1")
-        try:
-            array = files.scale_to_bytes(array, bits)
-        except InputError as error:
-            raise InputError(f"{name}: {error}") from error
+            raise InputError(f"it has {array.dtype} values; give 8 or 16 bits, or fractions of 1")
+        array = files.scale_to_bytes(array, bits)
     return np.ascontiguousarray(array)

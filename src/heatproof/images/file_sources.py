@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from heatproof.errors import InputError, did_you_mean, first_line, need
+from heatproof.errors import InputError, about, did_you_mean, first_line, need
 from heatproof.images import findings
 from heatproof.images.files import Box, Size, check_box, is_dicom_name, is_picture, picture_reader, read_dicom
 from heatproof.images.source import Sample, Source, file_source
@@ -157,7 +157,6 @@ def open_csv(
     read, path = picture_reader(bits), Path(path)
     columns, known = tuple(label_columns or ()), class_names or label_columns
     several = multilabel or bool(columns)
-
     entries = read_entries(path, path_column, label_column, first_pixel, columns, several, known)
     start = Path(root) if root is not None else path.parent
     stated: Sequence[tuple[int, ...] | None] = [None] * len(entries)
@@ -245,12 +244,12 @@ def read_box(texts: Sequence[str], where: str, first_pixel: int = 0) -> Box | No
     """Corners counted from `first_pixel` as corners counted from 0; None where no cell is filled."""
     if not any(texts):
         return None
-    try:
-        return check_box(float(text) - first_pixel for text in texts)
-    except InputError as error:
-        raise InputError(f"{where}: {error}") from error
-    except ValueError:
-        raise InputError(f"{where}: a box is four numbers; got {', '.join(texts)}") from None
+    with about(where):
+        try:
+            corners = [float(text) - first_pixel for text in texts]
+        except ValueError:
+            raise InputError(f"a box is four numbers; got {', '.join(texts)}") from None
+        return check_box(corners)
 
 
 def read_frame(row: Mapping[str, str], where: str) -> Size | None:

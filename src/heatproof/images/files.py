@@ -288,11 +288,7 @@ def scale_to_bytes(values: np.ndarray, bits: int | None = None) -> np.ndarray:
 
 
 def bit_depth(highest: int) -> int:
-    """The smallest usual depth that holds a value; 16 where all values are 0.
-
-    >>> bit_depth(0), bit_depth(65535)
-    (16, 16)
-    """
+    """The smallest usual depth that holds a value; 16 where all values are 0."""
     depth = next((d for d in DEPTHS if highest < 2**d), DEPTHS[-1]) if highest > 0 else DEPTHS[-1]
     if depth < DEPTHS[-1]:
         _log_depth(depth)

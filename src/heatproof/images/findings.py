@@ -22,11 +22,7 @@ NEGATIVE = re.compile(r"-\d+(\.\d*)?")
 
 
 def entry_id(image: str, finding: str) -> str:
-    """Id of a label of an image.
-
-    >>> entry_id("7.png", "mass")
-    '7.png#mass'
-    """
+    """Id of a label of an image, such as 7.png#mass."""
     return f"{image}#{finding}"
 
 

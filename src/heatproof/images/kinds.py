@@ -17,17 +17,11 @@ from heatproof.images.findings import SEPARATORS
 from heatproof.images.source import Source, select
 
 SOURCES: dict[str, Callable[..., Source]] = {
-    "folder": file_sources.open_folder,
-    "csv": file_sources.open_csv,
-    "imagenet": file_sources.open_imagenet,
-    "npz": arrays.open_npz,
-    "hf": file_sources.open_hf,
-    "dicom": file_sources.open_dicom,
-    "dicom-series": arrays.open_series,
-    "nifti": arrays.open_nifti,
-    "arrays": arrays.open_arrays,
+    "folder": file_sources.open_folder, "csv": file_sources.open_csv, "imagenet": file_sources.open_imagenet,
+    "npz": arrays.open_npz, "hf": file_sources.open_hf, "dicom": file_sources.open_dicom,
+    "dicom-series": arrays.open_series, "nifti": arrays.open_nifti, "arrays": arrays.open_arrays,
     "memory": arrays.open_memory,
-}
+}  # fmt: skip
 HELD_OUT = ("test", "testing", "val", "valid", "validation")  # in order of preference
 SPLITS = {*HELD_OUT, "train", "training"}
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from heatproof.errors import InputError, UnknownNameError
+from heatproof.errors import InputError, UnknownNameError, about
 from heatproof.images.files import (
     Box,
     Raster,
@@ -126,10 +126,8 @@ class Source:
     def open(self, i: int) -> Seen:
         """The image, upright, as "L" or "RGB"; or a Raster."""
         sample = self.samples[i]
-        try:
+        with about(f"cannot read {sample.id}"):
             return self.read(sample)
-        except InputError as error:
-            raise InputError(f"cannot read {sample.id}: {error}") from error
 
     def truth(
         self, i: int, preprocess: Preprocess, size: tuple[int, ...], finding: int | None = None
@@ -243,12 +241,10 @@ def read_mask(name: str, mask: Any, read: Callable[[Path], np.ndarray] | None = 
     """Mask "h w". Of a file, the pixels at least half as bright as its brightest; of an array, all but 0."""
     if not isinstance(mask, Path):
         return np.asarray(np.asarray(mask) != 0)
-    try:
+    with about(f"its mask of {name!r} cannot be read"):
         if read is not None:
             return np.asarray(read(mask) != 0)
         pixels = np.asarray(read_image(mask).convert("L"))
-    except InputError as error:
-        raise InputError(f"its mask of {name!r} cannot be read: {error}") from error
     return np.asarray(pixels >= max(1, pixels.max() / 2))
 
 
@@ -307,11 +303,7 @@ def select(
 
 
 def draw(labels: Sequence[int | None], count: int, seed: int = 0) -> list[int]:
-    """Ascending indices of `count` random entries, each label in its proportion (largest remainder).
-
-    >>> draw([0, 0, 0, 0, 1, 1], 3)[-1] in (4, 5)
-    True
-    """
+    """Ascending indices of `count` random entries, each label in its proportion (largest remainder)."""
     if count >= len(labels):
         return list(range(len(labels)))
     groups: dict[int, list[int]] = {}
@@ -330,11 +322,7 @@ def draw(labels: Sequence[int | None], count: int, seed: int = 0) -> list[int]:
 
 
 def in_turn(labels: Sequence[int | None], seed: int = 0) -> list[int]:
-    """All indices in random order, such that every beginning has the labels in about their proportions.
-
-    >>> sorted([0, 0, 1, 1][i] for i in in_turn([0, 0, 1, 1])[:2])
-    [0, 1]
-    """
+    """All indices in random order, such that every beginning has the labels in about their proportions."""
     order = np.random.default_rng(seed).permutation(len(labels)).tolist()
     counts, place = Counter(labels), dict.fromkeys(labels, 0.5)
     when = {}
@@ -356,11 +344,7 @@ def class_numbers(wanted: Sequence[str | int], classes: Sequence[str]) -> set[in
 
 
 def covered(boxes: Sequence[Box], size: tuple[int, ...]) -> float:
-    """The share of an image that its boxes cover together.
-
-    >>> covered([(0, 0, 4, 9), (3, 0, 4, 9)], (10, 10))
-    0.5
-    """
+    """The share of an image that its boxes cover together."""
     wide, high = size[:2]
     frames = [(max(x0, 0), max(y0, 0), min(x1 + 1, wide), min(y1 + 1, high)) for x0, y0, x1, y1 in boxes]
     xs, ys = (sorted({f[k] for f in frames} | {f[k + 2] for f in frames}) for k in (0, 1))
@@ -401,13 +385,9 @@ def same_shape(a: Sequence[int], b: Sequence[int]) -> bool:
 
 
 def check_annotations(source: Source) -> str:
-    """Validate all boxes and masks against the sizes of their images, which headers state.
+    """Compare boxes and masks with the sizes of their images, which headers state; return a warning, or "".
 
-    Returns:
-        A warning with the number of boxes and masks that do not fit their images, or "".
-
-    Raises:
-        InputError: if more than 5 % of the boxes, or of the masks, do not fit their images.
+    Raises InputError if more than 5 % of the boxes, or of the masks, do not fit their images.
     """
     boxes: list[tuple[Sample, Box, Sequence[int]]] = []
     masks: list[str] = []

@@ -227,10 +227,6 @@ def draw(seed: int, ids: Sequence[str], draws: int = DRAWS, names: Sequence[str]
 
     draws: magnitudes per image and signed transform, 1 to 60, all different. names: some of the transforms.
     A larger number of draws adds to those of a smaller one.
-
-    >>> drawn = draw(0, ["cat.png"])
-    >>> len(drawn.names), drawn.names.count("rotate")
-    (48, 6)
     """
     chosen = list(TRANSFORMS if names is None else dict.fromkeys(names))
     for name in chosen:

@@ -368,12 +368,9 @@ class RecipeCourse:
             plan = phase.name, phase.lr, 0, parts, self._batches, False, weights, layers, recipe.amp
             self.plans.append(EpochPlan(phase, *plan))
         self.fingerprint = {
-            "a recipe": recipe.described(),
-            "a seed": str(seed),
-            "pictures": train.digest(),
-            "starting weights": digest(model.module),
-            "preprocessing": repr(model.preprocess),
-        }
+            "a recipe": recipe.described(), "a seed": str(seed), "pictures": train.digest(),
+            "starting weights": digest(model.module), "preprocessing": repr(model.preprocess),
+        }  # fmt: skip
         self.train, self.valid = train.near(model.device), valid.near(model.device)
 
     def next_epoch(self, history: History) -> EpochPlan | None:

@@ -78,10 +78,7 @@ def small_net(classes: int = 2, size: int = 64, width: int = 16, seed: int = 0) 
 def new_head(model: Model, classes: int, names: tuple[str, ...] | None = None, seed: int = 0) -> Model:
     """Replace the layer that makes the logits, in place, by a new one with this many outputs.
 
-    Args:
-        classes: number of outputs; 1 makes a one-logit model.
-        names: of the classes.
-        seed: of the weights of the new layer.
+    classes: 1 makes a one-logit model. names: of the classes. seed: of the weights of the new layer.
     """
     if classes < 1:
         raise InputError(f"a classifier needs at least one output; got {classes}")

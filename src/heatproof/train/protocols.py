@@ -174,11 +174,7 @@ def soft_gradcam(step: TrainedBatch, activations: Tensor, positive: Tensor) -> T
 
 
 def unit_mass(maps: Tensor) -> Tensor:
-    """Each map "h w" divided by its sum; one without mass stays 0.
-
-    >>> unit_mass(torch.tensor([[[1.0, 3.0]], [[0.0, 0.0]]])).tolist()
-    [[[0.25, 0.75]], [[0.0, 0.0]]]
-    """
+    """Each map "h w" divided by its sum; one without mass stays 0."""
     return safe_ratio(maps, maps.sum((1, 2), keepdim=True))
 
 
