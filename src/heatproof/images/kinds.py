@@ -116,13 +116,16 @@ def guess_source(path: str | Path) -> Guess:
 
 def _table(file: Path) -> tuple[Sequence[str], list[dict[str, str]]]:
     """Columns and rows of a CSV file; none where it cannot be read, which opening the source reports."""
+    columns: Sequence[str] = ()
+    rows: list[dict[str, str]] = []
     with (
         suppress(OSError, UnicodeDecodeError, csv.Error),
         file.open(newline="", encoding="utf-8-sig") as text,
     ):
         reader = csv.DictReader(text)
-        return reader.fieldnames or (), list(reader)
-    return (), []
+        columns = reader.fieldnames or ()
+        rows = list(reader)
+    return columns, rows
 
 
 def _guess_csv(file: Path) -> Guess:
