@@ -236,18 +236,13 @@ def read_image(file: Path | BinaryIO, bits: int | None = None) -> Image.Image:
                 width, height = image.size
                 if width * height > MAX_PIXELS:
                     raise InputError(TOO_LARGE.format(f"{width * height:,} pixels, more"))
-                cut = CUT.search(str(image.tile))
+                cut = not image.mode.startswith(DEEP) and CUT.search(str(image.tile))
                 image.load()
                 turn = None
                 with suppress(Exception):  # the pixels are usable despite a broken EXIF block
                     turn = UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
                 pixels = eight_bits(image if turn is None else image.transpose(turn), bits).copy()
-                if (
-                    cut
-                    and not image.mode.startswith(DEEP)
-                    and bits != 16
-                    and (top := np.asarray(pixels).max()) < DIM
-                ):
+                if cut and bits != 16 and (top := np.asarray(pixels).max()) < DIM:
                     raise InputError(
                         f"its 16-bit colours reach only {top} of 255 in 8 bits, as if they had 14 bits or "
                         "less; save it with 8 bits per colour, or set bits to 16 if it is meant to be so dark"
