@@ -34,8 +34,7 @@ from heatproof.models.derived import untrained_copy
 from heatproof.models.model import Model
 from heatproof.models.queue import all_logits
 from heatproof.run.score import as_stored
-from heatproof.train.data import Data, stratified_split
-from heatproof.train.loop import fit
+from heatproof.train.loop import Data, fit, stratified_split
 from heatproof.train.recipe import Phase, Recipe
 from heatproof.types import Maps
 from research.calibration.population import Member, make_network, open_pictures, positive_class

@@ -23,8 +23,7 @@ from heatproof.images.codes import QRSet, write_codes
 from heatproof.show import pixels
 from heatproof.studies.common import named_run, write_rows
 from heatproof.studies.qr.trainings import NETWORK, as_data
-from heatproof.train.data import stratified_split
-from heatproof.train.loop import fit
+from heatproof.train.loop import fit, stratified_split
 from heatproof.train.networks import small_net
 from heatproof.train.recipe import Phase, Recipe
 from heatproof.verdict.data import read_run

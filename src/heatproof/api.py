@@ -186,15 +186,10 @@ def open_run(folder: str | Path) -> Run:
 
 
 def run(
-    study: str | Path | Mapping[str, object],
-    out: str | Path | None = None,
-    *,
-    engine: str = "local",
-    shard: tuple[int, int] = (0, 1),
-    fail_fast: bool = False,
-    retry_broken: bool = False,
+    study: str | Path | Mapping[str, object], out: str | Path | None = None, *, engine: str = "local",
+    shard: tuple[int, int] = (0, 1), fail_fast: bool = False, retry_broken: bool = False,
     trust_mtime: bool = False,
-) -> Run:
+) -> Run:  # fmt: skip
     """Run or resume a study, and open the result.
 
     Args:
@@ -238,18 +233,11 @@ def compare(*runs: str | Path | Run, pictures: int = 12) -> RunComparison:
 
 
 def audit(
-    model: str | Model | nn.Module,
-    images: object,
-    labels: ArrayLike | None = None,
-    *,
-    checkpoint: str | Path | Sequence[str | Path] = (),
-    minutes: float = 5.0,
-    methods: str | Sequence[str] = (),
-    layer: str | None = None,
-    seed: int = 0,
-    out: str | Path = "audit",
+    model: str | Model | nn.Module, images: object, labels: ArrayLike | None = None, *,
+    checkpoint: str | Path | Sequence[str | Path] = (), minutes: float = 5.0,
+    methods: str | Sequence[str] = (), layer: str | None = None, seed: int = 0, out: str | Path = "audit",
     say: Callable[[str], object] = print,
-) -> Run:
+) -> Run:  # fmt: skip
     """Choose methods, metrics and images for a network, run them, and write verdict and report.
 
     Args:

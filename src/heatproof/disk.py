@@ -33,7 +33,10 @@ def write_whole(files: Mapping[Path, Content], tag: str = "") -> dict[Path, str]
                 if not path.parent.is_dir():
                     path.parent.mkdir(parents=True, exist_ok=True)
                     folders.add(path.parent.parent)
-                _write(temporary[path], content)
+                if callable(content):
+                    content(temporary[path])
+                else:
+                    temporary[path].write_bytes(content.encode() if isinstance(content, str) else content)
                 digests[path] = digest(temporary[path])
                 _to_disk(temporary[path])
         for path in files:
@@ -86,13 +89,6 @@ def valid_unicode(text: str) -> str:
     'caf\\udce9.png'
     """
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
-
-
-def _write(path: Path, content: Content) -> None:
-    if callable(content):
-        content(path)
-    else:
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def _to_disk(path: Path) -> None:

@@ -1,22 +1,12 @@
-"""Exceptions of heatproof. Each message is one sentence with the value that was wrong and the remedy.
-
-HeatproofError
-├── InputError            images, maps, labels, boxes or options that cannot be used
-│   └── TargetError       a class that the model does not have
-├── UnknownNameError      an unknown method, metric or layer; the nearest names are listed
-├── ModelError            a model that cannot be loaded or run
-│   ├── CheckpointError   a weight file that is broken, unsafe or made for another model
-│   └── LayerError        a layer whose output has no spatial grid, or no layer that could be found
-├── StoreError            a run folder that cannot be written, read, or shared with another process
-└── MissingExtraError     an optional package is absent or broken; the install line is in the message
-"""
+"""Exceptions of heatproof. Each message is one sentence with the value that was wrong and the remedy."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 
 # Control characters, and those that change the direction of text; line ends and tabs are text.
@@ -92,6 +82,19 @@ def did_you_mean(name: str, known: Iterable[str], most: int = 5) -> str:
     return f"known: {', '.join([*known[:20], *(['...'] if len(known) > 20 else [])]) or 'none'}"
 
 
+@contextmanager
+def about(subject: str) -> Iterator[None]:
+    """Begin the message of an InputError with what it is about."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{subject}: {error}") from error
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def need(package: str, extra: str) -> ModuleType:
     """Import an optional package; raise MissingExtraError with the line that installs it."""
     try:
@@ -102,8 +105,7 @@ def need(package: str, extra: str) -> ModuleType:
             raise MissingExtraError(
                 f"{package} is not installed; run: pip install 'heatproof[{extra}]'"
             ) from error
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise MissingExtraError(
-            f"{package} is installed but does not import ({reason}); "
+            f"{package} is installed but does not import ({first_line(error)}); "
             f"reinstall it to match your torch: pip install --force-reinstall 'heatproof[{extra}]'"
         ) from error

@@ -25,7 +25,7 @@ from PIL import Image
 from heatproof.errors import InputError
 from heatproof.images import Failure, Preprocess, batches, open_source
 from heatproof.images.files import MAX_PIXELS, open_image, read_image
-from heatproof.images.identity import Hashes, identify
+from heatproof.images.source import Hashes, identify
 
 PLAIN = Preprocess((24, 32), (24, 32), (0.0,) * 3, (1.0,) * 3)
 

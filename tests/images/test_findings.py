@@ -12,8 +12,8 @@ from PIL import Image
 
 from heatproof.errors import InputError
 from heatproof.images import Preprocess, Source, batches, open_source
-from heatproof.images.identity import Hashes, identify
 from heatproof.images.loader import entries
+from heatproof.images.source import Hashes, identify
 
 PLAIN = Preprocess((16, 16), (16, 16), (0.0,) * 3, (1.0,) * 3)
 NAMES = ("mass", "nodule", "scar")

@@ -12,9 +12,9 @@ from PIL import Image
 from heatproof.errors import InputError
 from heatproof.images import Preprocess, batches, open_source
 from heatproof.images.arrays import open_seen
-from heatproof.images.identity import Hashes, identify
-from heatproof.images.preprocess import to_tensor
-from heatproof.images.volumes import FILTERS, Raster, fractions, raster, resize_matrix
+from heatproof.images.files import Raster, raster
+from heatproof.images.preprocess import FILTERS, Side, fractions, to_tensor
+from heatproof.images.source import Hashes, identify
 
 SIZE = (6, 10, 8)
 READY = Preprocess(SIZE, SIZE, (0.0,), (1.0,))
@@ -44,7 +44,7 @@ def test_a_crop_and_what_lies_beyond_the_picture() -> None:
 
 
 def test_nearest_takes_the_pixel_that_masks_take() -> None:
-    matrix = resize_matrix(7, 3, 0, 3, "nearest")
+    matrix = Side(7, 3, 0, 3).weights("nearest")
     assert matrix.argmax(1).tolist() == [1, 3, 5] and matrix.sum() == 3
 
 

@@ -325,7 +325,7 @@ def test_pictures_in_memory_come_back_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("images", "options", "reason"),
     [
-        (np.zeros((2, 4, 4, 5), np.uint8), {}, "image 0 must be"),
+        (np.zeros((2, 4, 4, 5), np.uint8), {}, "image 0: it must be"),
         (np.zeros((2, 4, 4)) - 1, {}, "image 0: its values run from -1 to -1"),
         (np.full((2, 4, 4), np.nan), {}, "its values run from nan"),
         (np.zeros((2, 4, 4), np.int64), {}, "int64 values"),

@@ -14,7 +14,7 @@ from PIL import Image
 
 from heatproof.errors import InputError, StoreError
 from heatproof.images import open_source
-from heatproof.images.memory import open_memory
+from heatproof.images.arrays import open_memory
 from heatproof.run import engine, worker
 from heatproof.run.engine import run_study
 from heatproof.run.plan import code_hashes
@@ -116,7 +116,7 @@ def test_a_run_goes_on_when_it_and_its_pictures_moved(study: Path) -> None:
 
 
 def test_masks_are_known_by_content(tmp_path: Path) -> None:
-    from heatproof.images.identity import Hashes, identify
+    from heatproof.images.source import Hashes, identify
 
     Image.new("L", (20, 20)).save(tmp_path / "a.bmp")
     Image.new("L", (20, 20)).save(tmp_path / "mask.bmp")
@@ -132,13 +132,13 @@ def test_masks_are_known_by_content(tmp_path: Path) -> None:
 def test_a_file_is_hashed_once_unless_it_may_have_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from heatproof.images.identity import Hashes
+    from heatproof.images.source import Hashes
 
     path, hashes = tmp_path / "a", Hashes()
     path.write_bytes(b"first")
     first = hashes.of(path)
     assert hashes.remembered(path) is None  # so young that another write might not show in its times
-    monkeypatch.setattr("heatproof.images.identity.SETTLED", -1)
+    monkeypatch.setattr("heatproof.images.source.SETTLED", -1)
     assert hashes.of(path) == hashes.remembered(path) == first
     path.write_bytes(b"other")
     assert hashes.remembered(path) is None and hashes.of(path) not in (first, None)

@@ -89,7 +89,7 @@ def test_a_third_of_the_units_cannot_vanish_with_the_plan(out: Path) -> None:
 def test_verify_names_a_missing_record_and_the_run_writes_it_again(
     out: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("heatproof.images.identity.is_settled", lambda state: True)
+    monkeypatch.setattr("heatproof.images.source.is_settled", lambda state: True)
     run_study(out.parent / "study.toml", out)  # whose images are old enough for hashes.json by now
     assert heatproof("verify", out).exit_code == 0
     (out / name).unlink()

@@ -43,7 +43,7 @@ from heatproof.models.derived import copy_of
 from heatproof.models.keras_graph import KerasClassifier
 from heatproof.models.model import Model, Picture, as_model
 from heatproof.models.queue import all_logits
-from heatproof.train.data import stratified_split
+from heatproof.train import stratified_split
 from heatproof.train.loop import EpochPlan, TrainInputs, TrainProgress, class_weights, digest, fit_epochs
 from heatproof.train.networks import Parts
 from heatproof.train.recipe import BALANCED, History, Phase

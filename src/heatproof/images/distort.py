@@ -21,9 +21,10 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -100,23 +101,15 @@ def to_bytes(values: np.ndarray) -> Pixels:
     return values.round().clip(0, 255).astype(np.uint8)
 
 
-MOVING: dict[str, Callable[[float, int, int, Random], np.ndarray]] = {
-    move.__name__: move for move in (rotation, perspective)
-}
-RECOLOURING: dict[str, Callable[[Pixels, float, Random], Pixels]] = {
-    change.__name__: change for change in (blur, jpeg, low_light, occlusion)
-}
+MOVING = {"rotation": rotation, "perspective": perspective}
+RECOLOURING = {"blur": blur, "jpeg": jpeg, "low_light": low_light, "occlusion": occlusion}
 DISTORTIONS = (*MOVING, *RECOLOURING)
 
 
 def distort(
-    pictures: np.ndarray,
-    kind: str,
-    severity: float,
-    seed: int = 0,
-    masks: Mapping[str, Any] | None = None,
+    pictures: np.ndarray, kind: str, severity: float, seed: int = 0, masks: Mapping[str, Any] | None = None,
     indices: Sequence[int] | None = None,
-) -> tuple[np.ndarray, Masks | None]:
+) -> tuple[np.ndarray, Masks | None]:  # fmt: skip
     """Images "n H W 3" uint8 and their masks (each "n H W"), distorted; severity 0 returns copies.
 
     indices: the images' numbers where they are some of a larger set; else 0, 1, ... The same number gives
@@ -141,11 +134,8 @@ def distort(
         warped, moved = _warp(pictures, binary or {}, maps)
         return warped, None if binary is None else moved
     with ThreadPoolExecutor() as threads:
-        changed = threads.map(
-            lambda image, number: RECOLOURING[kind](image, severity, _random(seed, number, kind)),
-            pictures,
-            numbers,
-        )
+        randoms = [_random(seed, number, kind) for number in numbers]
+        changed = threads.map(RECOLOURING[kind], pictures, repeat(severity), randoms)
         return np.stack(list(changed)), binary
 
 

@@ -9,14 +9,11 @@ Images of one scene by a fixed camera, or of registered anatomy, correlate as th
 pair counts only if the images correlate by less than UNLIKE or by IDENTICAL or more as they lie: a copy that
 is only brighter, with clipped values, may be missed.
 
-On a flat background a moved object looks like another crop of the same image. Images with few
-edges are therefore near-duplicates only if their thumbnails are equal up to CLOSE grey levels.
+On a flat background a moved object looks like another crop of the same image. Images with few edges are
+therefore near-duplicates only if their thumbnails are equal up to CLOSE grey levels.
 
-SAME was chosen on 450 chest X-rays, three of which are merged, each with another image of its patient. No
-two of 215 ImageNet photographs, 500 CIFAR-10 images and 300 QR codes of one version are merged. Of 54 copies
-in each set, those mirrored or with brightness times 0.6 are recognised in 91 to 100 %, as JPEG of quality 30
-in 96 to 100 % (CIFAR-10: none), random crops of 90 % of each side in 28 to 83 %, of 95 % in 4 to 85 %, of 80
-% hardly ever, and brightness times 1.4, which clips, in 13 to 56 % (research/near_duplicates.csv).
+SAME was chosen on 450 chest X-rays. What is recognised and what is merged: docs/verdict.md and
+research/near_duplicates.csv.
 """
 
 from __future__ import annotations
@@ -110,6 +107,5 @@ def _cosines(scale: float, shift: float, mirrored: bool = False) -> np.ndarray:
 
     at = (((np.arange(SAMPLES) + 0.5) / SAMPLES - 0.5) * scale + 0.5 + shift) * SIDE - 0.5
     weights = np.maximum(0, 1 - abs(np.clip(at, 0, SIDE - 1)[:, None] - np.arange(SIDE)))
-    return np.asarray(
-        dct(weights[::-1] if mirrored else weights, axis=0, norm="ortho")[:FREQUENCIES], np.float32
-    )
+    weights = weights[::-1] if mirrored else weights
+    return np.asarray(dct(weights, axis=0, norm="ortho")[:FREQUENCIES], np.float32)

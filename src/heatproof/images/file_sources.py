@@ -11,16 +11,9 @@ Only `path` is required; paths are relative to the CSV file. Rows of one path, o
 image. A label is a class's name or its number from 0 on; all images have one, or none has. Box corners are
 pixel indices, both inside the box; the first pixel is 0, or 1 with `first_pixel=1` (Pascal VOC). `width` and
 `height` are those of the image the boxes were drawn on. A column mask_NAME holds the file of the mask of the
-part NAME. Other columns are ignored. Multi-label images are declared by `multilabel=true` or `label_columns`:
-
-    path,label,x0,y0,x1,y1                  path,mass,nodule,label,x0,y0,x1,y1,mask_mass
-    1.png,mass,30,40,60,80                  1.png,1,1,nodule,10,12,20,24,masks/1.png
-    1.png,nodule,10,12,20,24                2.png,0,0,,,,,,
-    2.png,mass|nodule,,,,                   label_columns = ["mass", "nodule"]: a column of 0 and 1 for each
-    3.png,,,,,
-
-An image has the findings of all its rows. A box belongs to those that the label beside it names, a mask to
-the finding of its name, or to all. The folder of an imagenet source holds
+part NAME. Other columns are ignored. Multi-label images (`multilabel` or `label_columns`, docs/findings.md)
+have the findings of all their rows. A box belongs to those that the label beside it names, a mask to the
+finding of its name, or to all. The folder of an imagenet source holds
 
     ROOT/images/...JPEG          flat, or in a folder per class; any depth (or ROOT itself)
     ROOT/boxes.csv               file, class_index, class_name, width, height, x0, y0, x1, y1; a row per box
@@ -43,25 +36,9 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from heatproof.errors import InputError, did_you_mean, need
-from heatproof.images.files import (
-    Box,
-    Size,
-    check_box,
-    first_line,
-    is_dicom_name,
-    is_picture,
-    picture_reader,
-    read_dicom,
-)
-from heatproof.images.findings import (
-    check_labels,
-    lists_several,
-    marked_findings,
-    named_findings,
-    number_findings,
-    number_labels,
-)
+from heatproof.errors import InputError, about, did_you_mean, first_line, need
+from heatproof.images import findings
+from heatproof.images.files import Box, Size, check_box, is_dicom_name, is_picture, picture_reader, read_dicom
 from heatproof.images.source import Sample, Source, file_source
 
 LEVELS = ("top", "parent")
@@ -89,19 +66,14 @@ def walk(root: Path) -> Iterator[Path]:
 
 
 def open_folder(
-    path: str | Path,
-    wanted: Callable[[Path], bool] = is_picture,
-    *,
-    class_names: Sequence[str] | None = None,
-    level: str = "top",
-    bits: int | None = None,
-) -> Source:
+    path: str | Path, wanted: Callable[[Path], bool] = is_picture, *,
+    class_names: Sequence[str] | None = None, level: str = "top", bits: int | None = None,
+) -> Source:  # fmt: skip
     """Images below CLASS/..., or in a folder without class folders, which gives no labels.
 
     class_names: the model's classes in its own order; else the folders' names, sorted. level: whether the
-    folder that names the class is the topmost ("top") or the one the image lies in ("parent", for trees such
-    as train/CLASS and test/CLASS taken together). bits: of 16-bit greys, else inferred (files.py). wanted:
-    which files are images.
+    folder that names the class is the topmost ("top") or the one the image lies in ("parent"). bits: of
+    16-bit greys, else inferred (files.py). wanted: which files are images.
     """
     read, root = picture_reader(bits), Path(path)
     if level not in LEVELS:
@@ -111,63 +83,51 @@ def open_folder(
     files = sorted((file.relative_to(root) for file in walk(root) if wanted(file)), key=Path.as_posix)
     if not files:
         raise InputError(f"there is no image in {root}")
-    loose = [file for file in files if len(file.parts) == 1]
-    if 0 < len(loose) < len(files):
-        raise InputError(
-            f"{root} holds class folders and also images outside them, such as {loose[0]}; move those away"
-        )
-    labels: list[int | None] = [None] * len(files)
-    classes: tuple[str, ...] = ()
-    if not loose:
-        folders = [file.parts[0] if level == "top" else file.parts[-2] for file in files]
-        labels, classes = class_labels(folders, class_names, root)
+    labels, classes = folder_labels(files, "images", class_names, level, root)
     named = zip(files, labels, strict=True)
     samples = [Sample(file.as_posix(), label, content=root / file) for file, label in named]
     return file_source(samples, classes, read)
 
 
-def class_labels(
-    folders: Sequence[str], class_names: Sequence[str] | None, root: Path
-) -> tuple[list[int | None], tuple[str, ...]]:
-    """Labels of samples by the folders that name their classes, and the class names."""
+def folder_labels(
+    files: Sequence[Path], noun: str, class_names: Sequence[str] | None, level: str, root: Path
+) -> tuple[Sequence[int | None], tuple[str, ...]]:
+    """Labels by the folders that name the classes, and the class names; none without class folders."""
+    loose = [file for file in files if len(file.parts) == 1]
+    if 0 < len(loose) < len(files):
+        raise InputError(
+            f"{root} holds class folders and also {noun} outside them, such as {loose[0]}; move those away"
+        )
+    if loose:
+        return [None] * len(files), ()
+    folders = [file.parts[0] if level == "top" else file.parts[-2] for file in files]
     classes = tuple(class_names) if class_names is not None else tuple(sorted(set(folders)))
-    number = {name: k for k, name in enumerate(classes)}
-    if unknown := sorted(set(folders) - set(number)):
+    if unknown := sorted(set(folders) - set(classes)):
         raise InputError(f"{root} has a folder {unknown[0]!r} that class_names does not list")
+    number = {name: k for k, name in enumerate(classes)}
     return [number[folder] for folder in folders], classes
 
 
 def open_dicom(
-    path: str | Path,
-    *,
-    window: tuple[float, float] | None = None,
-    class_names: Sequence[str] | None = None,
-    level: str = "top",
-    root: str | Path | None = None,
-    first_pixel: int = 0,
-    multilabel: bool = False,
-    label_columns: Sequence[str] | None = None,
-) -> Source:
-    """DICOM files of a folder (see open_folder) or a CSV manifest (see open_csv). window: centre, width."""
+    path: str | Path, *, window: tuple[float, float] | None = None, first_pixel: int = 0,
+    multilabel: bool = False, label_columns: Sequence[str] | None = None, **listed: Any,
+) -> Source:  # fmt: skip
+    """DICOM files of a folder or CSV manifest (see open_files, open_csv). window: centre, width."""
     need("pydicom", "dicom")
     if window is not None and not (len(window) == 2 and window[1] >= 1):
         raise InputError(f"a window is a centre and a width of at least 1; got {window}")
-    findings = {"first_pixel": first_pixel, "multilabel": multilabel, "label_columns": label_columns}
-    listed = open_files(path, is_dicom_name, class_names, level, root, **findings)
-    return file_source(listed.samples, listed.classes, partial(read_dicom, window=window))
+    stated = {"first_pixel": first_pixel, "multilabel": multilabel, "label_columns": label_columns}
+    source = open_files(path, is_dicom_name, **listed, csv_options=stated)
+    return file_source(source.samples, source.classes, partial(read_dicom, window=window))
 
 
 def open_files(
-    path: str | Path,
-    wanted: Callable[[Path], bool],
-    class_names: Sequence[str] | None,
-    level: str,
-    root: str | Path | None,
-    **options: Any,
-) -> Source:
-    """Files of a folder, or of a CSV manifest, which has further options."""
+    path: str | Path, wanted: Callable[[Path], bool], csv_options: Mapping[str, Any] | None = None, *,
+    class_names: Sequence[str] | None = None, level: str = "top", root: str | Path | None = None,
+) -> Source:  # fmt: skip
+    """Files of a folder (see open_folder), or of a CSV manifest (see open_csv), which has further options."""
     if Path(path).is_file():
-        return open_csv(path, root=root, class_names=class_names, **options)
+        return open_csv(path, root=root, class_names=class_names, **(csv_options or {}))
     return open_folder(path, wanted, class_names=class_names, level=level)
 
 
@@ -185,17 +145,10 @@ class Listed:
 
 
 def open_csv(
-    path: str | Path,
-    *,
-    root: str | Path | None = None,
-    class_names: Sequence[str] | None = None,
-    first_pixel: int = 0,
-    path_column: str = "path",
-    label_column: str = "label",
-    bits: int | None = None,
-    multilabel: bool = False,
-    label_columns: Sequence[str] | None = None,
-) -> Source:
+    path: str | Path, *, root: str | Path | None = None, class_names: Sequence[str] | None = None,
+    first_pixel: int = 0, path_column: str = "path", label_column: str = "label", bits: int | None = None,
+    multilabel: bool = False, label_columns: Sequence[str] | None = None,
+) -> Source:  # fmt: skip
     """Images of a CSV manifest. root: where its paths start; else the CSV file's folder.
 
     class_names: the model's classes in its own order; else names are sorted and numbers name themselves.
@@ -204,37 +157,20 @@ def open_csv(
     read, path = picture_reader(bits), Path(path)
     columns, known = tuple(label_columns or ()), class_names or label_columns
     several = multilabel or bool(columns)
-
-    def add_findings(row: dict[str, str], entry: Listed, boxed: bool, where: str) -> None:
-        named = named_findings(row.get(label_column, ""), known)
-        stated = marked_findings(row, columns, where) if columns else named
-        if absent := [name for name in named if name not in stated]:
-            raise InputError(
-                f"{where}: the label names {absent[0]!r}, but its column does not hold 1; correct one of them"
-            )
-        entry.findings.update(stated)
-        if boxed and not named and len(stated) != 1:
-            many = f"{len(stated)} labels" if stated else "no label"
-            raise InputError(
-                f"{where}: a box in a row with {many}; name the one it belongs to in the column "
-                f"{label_column!r}"
-            )
-        if boxed:
-            entry.box_findings.append(named or stated)
-
-    add = add_findings if several else None
-    entries = read_entries(path, path_column, label_column, first_pixel, columns, add)
+    entries = read_entries(path, path_column, label_column, first_pixel, columns, several, known)
     start = Path(root) if root is not None else path.parent
-    findings: Sequence[tuple[int, ...] | None] = [None] * len(entries)
+    stated: Sequence[tuple[int, ...] | None] = [None] * len(entries)
     labels: Sequence[int | None] = [None] * len(entries)
     if several:
-        findings, classes = number_findings([sorted(e.findings) for e in entries.values()], known, str(path))
+        rows = [sorted(entry.findings) for entry in entries.values()]
+        stated, classes = findings.number_findings(rows, known, str(path))
     else:
-        labels, classes = number_labels([entry.label for entry in entries.values()], class_names, path)
+        texts = [entry.label for entry in entries.values()]
+        labels, classes = findings.number_labels(texts, class_names, path)
     samples = []
-    for (name, entry), label, own in zip(entries.items(), labels, findings, strict=True):
+    for (name, entry), label, own in zip(entries.items(), labels, stated, strict=True):
         masks = {part: start / file for part, file in entry.masks.items()}
-        of = tuple(number_findings(entry.box_findings, classes, str(path))[0]) if several else ()
+        of = tuple(findings.number_findings(entry.box_findings, classes, str(path))[0]) if several else ()
         samples.append(Sample(
             name, label, tuple(entry.boxes), masks, entry.frame, start / name, findings=own, box_findings=of,
         ))  # fmt: skip
@@ -242,14 +178,13 @@ def open_csv(
 
 
 def read_entries(
-    path: Path,
-    path_column: str,
-    label_column: str,
-    first_pixel: int = 0,
-    columns: Sequence[str] = (),
-    add_findings: Callable[[dict[str, str], Listed, bool, str], None] | None = None,
-) -> dict[str, Listed]:
-    """The rows of a CSV file, gathered by image. columns: further ones that must exist."""
+    path: Path, path_column: str, label_column: str, first_pixel: int = 0, columns: Sequence[str] = (),
+    several: bool = False, known: Sequence[str] | None = None,
+) -> dict[str, Listed]:  # fmt: skip
+    """The rows of a CSV file, gathered by image.
+
+    columns: further ones that must exist; of multi-label images (several), one of 0 and 1 per label.
+    """
     entries: dict[str, Listed] = {}
     for line, row in read_rows(path, path_column, *columns):
         where = f"{path.name}, line {line}"
@@ -257,13 +192,22 @@ def read_entries(
         if not name:
             raise InputError(f"{where}: the column {path_column!r} is empty")
         entry = entries.setdefault(name, Listed(label, read_frame(row, where), row))
-        if add_findings is None and entry.label != label:
+        if not several and entry.label != label:
             raise InputError(f"{where}: {name} has the label {label!r} here and {entry.label!r} before")
         box = read_box([row.get(corner, "") for corner in CORNERS], where, first_pixel)
         if box is not None:
             entry.boxes.append(box)
-        if add_findings is not None:
-            add_findings(row, entry, box is not None, where)
+        if several:
+            named = findings.named_findings(label, known)
+            stated = findings.marked_findings(row, columns, where) if columns else named
+            if absent := [finding for finding in named if finding not in stated]:
+                raise InputError(f"{where}: the label names {absent[0]!r}, but its column is not 1; set it")
+            entry.findings.update(stated)
+            if box is not None and not named and len(stated) != 1:
+                many = f"{len(stated)} labels" if stated else "no label"
+                raise InputError(f"{where}: a box in a row with {many}; name its own in {label_column!r}")
+            if box is not None:
+                entry.box_findings.append(named or stated)
         for column, file in row.items():
             if column.startswith(MASK) and file:
                 part = column.removeprefix(MASK)
@@ -300,12 +244,12 @@ def read_box(texts: Sequence[str], where: str, first_pixel: int = 0) -> Box | No
     """Corners counted from `first_pixel` as corners counted from 0; None where no cell is filled."""
     if not any(texts):
         return None
-    try:
-        return check_box(float(text) - first_pixel for text in texts)
-    except InputError as error:
-        raise InputError(f"{where}: {error}") from error
-    except ValueError:
-        raise InputError(f"{where}: a box is four numbers; got {', '.join(texts)}") from None
+    with about(where):
+        try:
+            corners = [float(text) - first_pixel for text in texts]
+        except ValueError:
+            raise InputError(f"a box is four numbers; got {', '.join(texts)}") from None
+        return check_box(corners)
 
 
 def read_frame(row: Mapping[str, str], where: str) -> Size | None:
@@ -313,21 +257,14 @@ def read_frame(row: Mapping[str, str], where: str) -> Size | None:
     if not width and not height:
         return None
     if not (width.isdecimal() and height.isdecimal() and int(width) and int(height)):
-        raise InputError(
-            f"{where}: width and height are whole numbers of pixels; got {width!r} and {height!r}"
-        )
+        raise InputError(f"{where}: width and height are whole numbers; got {width!r} and {height!r}")
     return int(width), int(height)
 
 
 def open_imagenet(
-    path: str | Path,
-    *,
-    boxes: str | Path | None = None,
-    images: str | Path | None = None,
-    class_index: str | Path | None = None,
-    first_pixel: int = 0,
-    bits: int | None = None,
-) -> Source:
+    path: str | Path, *, boxes: str | Path | None = None, images: str | Path | None = None,
+    class_index: str | Path | None = None, first_pixel: int = 0, bits: int | None = None,
+) -> Source:  # fmt: skip
     """Images with boxes. boxes: a CSV file or a folder of XML files. All paths have defaults below `path`.
 
     Labels are the numbers of class_index.json or of the CSV file; without either, classes in sorted order.
@@ -436,15 +373,9 @@ def label_of(file: Path, objects: Iterable[tuple[str, Box]], files: Mapping[str,
 
 
 def open_hf(
-    path: str | Path,
-    *,
-    split: str | None = None,
-    name: str | None = None,
-    image_column: str = "image",
-    label_column: str | None = "label",
-    class_names: Sequence[str] | None = None,
-    bits: int | None = None,
-) -> Source:
+    path: str | Path, *, split: str | None = None, name: str | None = None, image_column: str = "image",
+    label_column: str | None = "label", class_names: Sequence[str] | None = None, bits: int | None = None,
+) -> Source:  # fmt: skip
     """A Hugging Face dataset: a folder written by save_to_disk, or anything load_dataset takes.
 
     Images are decoded here, not by the datasets library, so that a broken one is reported. split: required
@@ -456,7 +387,7 @@ def open_hf(
     for column in filter(None, (image_column, label_column)):
         if column not in table.column_names:
             raise InputError(f"{path} has no column {column!r}; {did_you_mean(column, table.column_names)}")
-    labels, classes, findings = _dataset_labels(table, label_column, class_names, path)
+    labels, stated, classes = _dataset_labels(table, label_column, class_names, path)
     images = table.select_columns([image_column]).cast_column(image_column, datasets.Image(decode=False))
 
     def read_row(sample: Sample) -> Any:
@@ -465,10 +396,8 @@ def open_hf(
             raise InputError("the row has no image")
         return read(Path(cell["path"]) if cell["bytes"] is None else io.BytesIO(cell["bytes"]))
 
-    samples = tuple(
-        Sample(f"{i:06d}", label, content=i, findings=findings[i] if findings else None)
-        for i, label in enumerate(labels)
-    )
+    each = enumerate(zip(labels, stated, strict=True))
+    samples = tuple(Sample(f"{i:06d}", label, content=i, findings=own) for i, (label, own) in each)
     mark = str(table._fingerprint)  # the library's own hash of the data and what was done to it
     return Source(samples, classes, read_row, lambda _: mark)
 
@@ -491,16 +420,21 @@ def _load_dataset(datasets: Any, path: str, split: str | None, name: str | None)
 
 def _dataset_labels(
     table: Any, column: str | None, class_names: Sequence[str] | None, path: object
-) -> tuple[Sequence[int | None], tuple[str, ...], list[tuple[int, ...]] | None]:
-    """Labels, the classes' names, and the findings of each image where the column holds lists."""
+) -> tuple[Sequence[int | None], Sequence[tuple[int, ...] | None], tuple[str, ...]]:
+    """Labels, the findings of each image where the column holds lists, and the classes' names."""
+    nothing = [None] * len(table)
     if column is None:
-        return [None] * len(table), (), None
+        return nothing, nothing, ()
     values = list(table[column])
     feature = table.features[column]
-    if lists_several(values):
+    if findings.lists_several(values):
         named = class_names or getattr(getattr(feature, "feature", feature), "names", None)
-        findings, classes = number_findings([value or () for value in values], named, str(path))
-        return [None] * len(values), classes, findings
+        stated, classes = findings.number_findings([value or () for value in values], named, str(path))
+        return nothing, stated, classes
     if values and all(isinstance(value, int) for value in values):
-        return *check_labels(values, len(values), class_names or getattr(feature, "names", None)), None
-    return *number_labels(["" if v is None else str(v) for v in values], class_names, path), None
+        named = class_names or getattr(feature, "names", None)
+        labels, classes = findings.check_labels(values, len(values), named)
+    else:
+        texts = ["" if value is None else str(value) for value in values]
+        labels, classes = findings.number_labels(texts, class_names, path)
+    return labels, nothing, classes

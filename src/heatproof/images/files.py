@@ -1,11 +1,11 @@
-"""Read image and DICOM files as 8-bit Pillow images, or raise InputError with the reason.
+"""Read image and DICOM files as 8-bit Pillow images, or raise InputError with the reason; Rasters.
 
 EXIF orientation is applied, the first frame of an animation is read, and transparency is ignored, as training
 pipelines do; an image that is transparent everywhere is refused. Greys of more than 8 bits are divided by
 2^bits - 1, never by their own maximum, so that the images of a dataset stay comparable. `bits` is what the
 caller states, else the smallest of 8, 10, 12, 14 and 16 that holds the values, because scanners write 12-bit
-data into 16-bit files; a depth below 16 that was inferred is logged once. The decoder cuts 16-bit colours to
-their upper 8 bits; an image that is nearly black after that is refused. Floats are fractions of 1.
+data into 16-bit files. The decoder cuts 16-bit colours to their upper 8 bits; an image that is nearly black
+after that is refused. Floats are fractions of 1.
 
 DICOM values go through the file's rescale slope and intercept (or modality table), then through a window of
 centre c and width w to a grey in [0, 1] (DICOM PS3.3, C.11.2.1.2 and C.11.2.1.3):
@@ -16,6 +16,8 @@ centre c and width w to a grey in [0, 1] (DICOM PS3.3, C.11.2.1.2 and C.11.2.1.3
 
 clipped, and inverted for MONOCHROME1. The window is the one given, else the file's first, else the file's VOI
 table, else the range of the values. Of several frames the first is read.
+
+A Raster holds values as they were measured, of an image or volume with any number of channels.
 """
 
 from __future__ import annotations
@@ -24,49 +26,94 @@ import logging
 import math
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache, partial
 from importlib import resources
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from heatproof.errors import HeatproofError, InputError, UnknownNameError, need
+from heatproof.errors import HeatproofError, InputError, UnknownNameError, first_line, need
 
 log = logging.getLogger("heatproof.images")
 
 MAX_PIXELS = 178_956_970  # Pillow's own limit: half a gigabyte of RGB
 # Formats of plain pixels: others can run programs (EPS) or match any bytes (TGA).
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "PPM", "JPEG2000", "AVIF")
-UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
+UPRIGHT = {  # by EXIF orientation
+    2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
-}
+}  # fmt: skip
 ORIENTATION = 0x0112
 DEPTHS = (8, 10, 12, 14, 16)
 CUT = re.compile(";16[BLN]")  # Pillow's raw modes that keep the upper byte of each colour
+DEEP = ("I", "F")  # how modes of more than 8 bits begin
 DIM = 64  # of 256 levels: the upper byte of 14-bit data stays below it
 EXAMPLE = "example:"  # prefix of the photographs that come with scikit-image
 EXAMPLES = {
-    "cat": "chelsea.png",
-    "astronaut": "astronaut.png",
-    "coffee": "coffee.png",
-    "rocket": "rocket.jpg",
-}
+    "cat": "chelsea.png", "astronaut": "astronaut.png", "coffee": "coffee.png", "rocket": "rocket.jpg",
+}  # fmt: skip
+TOO_LARGE = f"its header asks for {{}} than the {MAX_PIXELS:,} that are safe to decode; make it smaller"
 FILE_KINDS = {"d": "a folder", "p": "a pipe", "s": "a socket", "c": "a device", "b": "a device"}
 DICOM_SUFFIXES = (".dcm", ".dicom", ".ima")
 DICOM_MARK, DICOM_PREAMBLE = b"DICM", 128
 
 Size = tuple[int, int]  # width, height, in Pillow's order
 Box = tuple[float, float, float, float]  # x0, y0, x1, y1
+Spacing: TypeAlias = "tuple[float, ...] | None"  # millimetres from voxel to voxel
+
+
+@dataclass(frozen=True)
+class Raster:
+    """Values as they were measured, "c H W" or "c D H W"."""
+
+    values: np.ndarray
+    bits: int | None = None  # the depth of whole numbers, where it is known
+    spacing: Spacing = None  # of a volume, along depth, height and width, where its file states it
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """Width, height and, of a volume, depth: in Pillow's order."""
+        return tuple(self.values.shape[:0:-1])
+
+
+Seen: TypeAlias = "Image.Image | Raster"
+
+
+def raster(values: np.ndarray, axes: str, bits: int | None = None, spacing: Spacing = None) -> Raster:
+    """An array whose axes are named, such as "hwc", "dhw" or "cdhw"; spacing: of those in space, in order."""
+    check_axes(axes)
+    if values.ndim != len(axes):
+        raise InputError(f"it has the shape {values.shape}, but axes = {axes!r} names {len(axes)} axes")
+    if not values.size or values.dtype.kind not in "iuf":
+        raise InputError(f"it holds {values.dtype} values of shape {values.shape}; numbers are understood")
+    if values.size > MAX_PIXELS:
+        raise InputError(f"it has more than the {MAX_PIXELS:,} values that are safe to hold; make it smaller")
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        raise InputError("it has values that are NaN or infinite; fill them first")
+    if "c" not in axes:
+        values, axes = values[None], "c" + axes
+    placed = spacing and in_order(spacing, axes.replace("c", ""))
+    return Raster(values.transpose([axes.index(axis) for axis in "cdhw" if axis in axes]), bits, placed)
+
+
+def in_order(spacing: Sequence[float], axes: str) -> Spacing:
+    """Spacing along depth, height and width; None unless all are positive lengths."""
+    known = all(np.isfinite(mm) and mm > 0 for mm in spacing)
+    return tuple(float(spacing[axes.index(axis)]) for axis in "dhw") if known else None
+
+
+def check_axes(axes: str) -> None:
+    if sorted(axes.replace("c", "", 1)) not in (["h", "w"], ["d", "h", "w"]):
+        raise InputError(
+            "axes names h and w, d of a volume, and c of channels, each once, such as 'hwc' or 'dhw'; "
+            f"got {axes!r}"
+        )
 
 
 def named_file(path: str | Path) -> Path:
@@ -124,10 +171,6 @@ def reading(damaged: str) -> Iterator[None]:
         if isinstance(error, OSError) and error.strerror:
             raise InputError(f"the file cannot be read: {error.strerror}") from error
         raise InputError(f"{damaged}: {first_line(error)}") from error
-
-
-def first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def check_file(path: Path) -> None:
@@ -192,18 +235,21 @@ def read_image(file: Path | BinaryIO, bits: int | None = None) -> Image.Image:
             with Image.open(file, formats=_formats()) as image:
                 width, height = image.size
                 if width * height > MAX_PIXELS:
-                    raise InputError(_too_large(f"{width * height:,} pixels, more"))
-                cut = CUT.search(str(image.tile))
+                    raise InputError(TOO_LARGE.format(f"{width * height:,} pixels, more"))
+                cut = not image.mode.startswith(DEEP) and CUT.search(str(image.tile))
                 image.load()
-                pixels = eight_bits(_upright(image), bits).copy()
-                if cut and not is_deep(image) and bits != 16 and (top := np.asarray(pixels).max()) < DIM:
+                turn = None
+                with suppress(Exception):  # the pixels are usable despite a broken EXIF block
+                    turn = UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
+                pixels = eight_bits(image if turn is None else image.transpose(turn), bits).copy()
+                if cut and bits != 16 and (top := np.asarray(pixels).max()) < DIM:
                     raise InputError(
                         f"its 16-bit colours reach only {top} of 255 in 8 bits, as if they had 14 bits or "
                         "less; save it with 8 bits per colour, or set bits to 16 if it is meant to be so dark"
                     )
                 return pixels
         except Image.DecompressionBombError:
-            raise InputError(_too_large("more pixels")) from None
+            raise InputError(TOO_LARGE.format("more pixels")) from None
         except UnidentifiedImageError:
             if (file.stat().st_size if isinstance(file, Path) else file.seek(0, 2)) == 0:
                 raise InputError("the file is empty") from None
@@ -211,27 +257,11 @@ def read_image(file: Path | BinaryIO, bits: int | None = None) -> Image.Image:
             raise InputError(f"its content is no picture that can be read ({formats})") from None
 
 
-def _too_large(pixels: str) -> str:
-    return f"its header asks for {pixels} than the {MAX_PIXELS:,} that are safe to decode; make it smaller"
-
-
-def _upright(image: Image.Image) -> Image.Image:
-    try:
-        turn = UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
-    except Exception:  # the pixels are usable despite a broken EXIF block
-        return image
-    return image if turn is None else image.transpose(turn)
-
-
-def is_deep(image: Image.Image) -> bool:
-    return image.mode.startswith("I") or image.mode == "F"
-
-
 def eight_bits(image: Image.Image, bits: int | None = None) -> Image.Image:
     """Greys as "L", all else as "RGB"; deep greys are scaled, where Pillow would clip them."""
     if image.mode in ("L", "RGB"):
         return image
-    if is_deep(image):
+    if image.mode.startswith(DEEP):
         return Image.fromarray(scale_to_bytes(np.asarray(image), bits))
     if image.has_transparency_data and image.convert("RGBA").getchannel("A").getbbox() is None:
         raise InputError("it is fully transparent, so that it shows nothing; give it an opaque background")
@@ -253,11 +283,7 @@ def scale_to_bytes(values: np.ndarray, bits: int | None = None) -> np.ndarray:
 
 
 def bit_depth(highest: int) -> int:
-    """The smallest usual depth that holds a value; 16 where all values are 0.
-
-    >>> bit_depth(0), bit_depth(65535)
-    (16, 16)
-    """
+    """The smallest usual depth that holds a value; 16 where all values are 0."""
     depth = next((d for d in DEPTHS if highest < 2**d), DEPTHS[-1]) if highest > 0 else DEPTHS[-1]
     if depth < DEPTHS[-1]:
         _log_depth(depth)

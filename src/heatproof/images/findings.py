@@ -22,11 +22,7 @@ NEGATIVE = re.compile(r"-\d+(\.\d*)?")
 
 
 def entry_id(image: str, finding: str) -> str:
-    """Id of a label of an image.
-
-    >>> entry_id("7.png", "mass")
-    '7.png#mass'
-    """
+    """Id of a label of an image, such as 7.png#mass."""
     return f"{image}#{finding}"
 
 
@@ -82,17 +78,16 @@ def number_findings(
     else:
         classes = tuple(used)
     if len(classes) < 2:
+        only = classes[0] if classes else "none"
         raise InputError(
-            f"{where}: multi-label images need at least two labels, but there is "
-            f"{classes[0] if classes else 'none'}; give a single label as 0 and 1, or name all with "
-            "class_names"
+            f"{where}: multi-label images need at least two labels, but there is {only}; give a single label "
+            "as 0 and 1, or name all with class_names"
         )
     index = {str(k): k for k in range(len(classes))} | {name: k for k, name in enumerate(classes)}
     for text in used:
         if text not in index:
-            raise InputError(
-                f"{where}: the label {text!r} is none of the {len(classes)}; {did_you_mean(text, classes)}"
-            )
+            hint = did_you_mean(text, classes)
+            raise InputError(f"{where}: the label {text!r} is none of the {len(classes)}; {hint}")
     return [tuple(sorted({index[text] for text in row})) for row in texts], classes
 
 
@@ -111,10 +106,8 @@ def read_findings(
         return number_findings([sorted(row, key=str) for row in labels], class_names, "labels")
     table = np.asarray([np.asarray(row) for row in labels])
     if table.ndim != 2 or not np.isin(table, (0, 1)).all():
-        raise InputError(
-            f"multi-label labels are a table of 0 and 1, a row per image; got {table.dtype} of "
-            f"shape {table.shape}"
-        )
+        got = f"got {table.dtype} of shape {table.shape}"
+        raise InputError(f"multi-label labels are a table of 0 and 1, a row per image; {got}")
     names = tuple(class_names) if class_names is not None else tuple(map(str, range(table.shape[1])))
     if len(names) != table.shape[1]:
         raise InputError(f"labels have {table.shape[1]} columns, but there are {len(names)} class names")
@@ -165,14 +158,13 @@ def number_labels(
         if any(mark in name for mark in SEPARATORS):
             raise InputError(
                 f"{where}: the label {name!r} seems to name several classes, but an image has one here; "
-                "choose one, list the name in class_names if it is one class, or set multilabel = true if "
-                "images have several"
+                "choose one, list the name in class_names, or set multilabel = true"
             )
     if class_names is not None:
         classes = tuple(class_names)
     elif 0 < len(names) < len(texts):
         raise InputError(
-            f"{where}: some labels are numbers, but {names[0]!r} is none; correct it, or set class_names"
+            f"{where}: some labels are numbers, but {names[0]!r} is none; fix it or set class_names"
         )
     else:
         classes = tuple(sorted(set(names)) or map(str, range(max(map(int, stems)) + 1)))

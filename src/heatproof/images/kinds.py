@@ -4,39 +4,24 @@ from __future__ import annotations
 
 import csv
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from heatproof.errors import InputError, UnknownNameError, counted, did_you_mean
-from heatproof.images.arrays import is_nifti_name, open_arrays, open_nifti, open_series
-from heatproof.images.file_sources import (
-    CORNERS,
-    open_csv,
-    open_dicom,
-    open_folder,
-    open_hf,
-    open_imagenet,
-    walk,
-)
+from heatproof.images import arrays, file_sources
+from heatproof.images.arrays import is_nifti_name
 from heatproof.images.files import is_dicom_file, is_dicom_name, is_picture
 from heatproof.images.findings import SEPARATORS
-from heatproof.images.memory import open_memory, open_npz
 from heatproof.images.source import Source, select
 
 SOURCES: dict[str, Callable[..., Source]] = {
-    "folder": open_folder,
-    "csv": open_csv,
-    "imagenet": open_imagenet,
-    "npz": open_npz,
-    "hf": open_hf,
-    "dicom": open_dicom,
-    "dicom-series": open_series,
-    "nifti": open_nifti,
-    "arrays": open_arrays,
-    "memory": open_memory,
-}
+    "folder": file_sources.open_folder, "csv": file_sources.open_csv, "imagenet": file_sources.open_imagenet,
+    "npz": arrays.open_npz, "hf": file_sources.open_hf, "dicom": file_sources.open_dicom,
+    "dicom-series": arrays.open_series, "nifti": arrays.open_nifti, "arrays": arrays.open_arrays,
+    "memory": arrays.open_memory,
+}  # fmt: skip
 HELD_OUT = ("test", "testing", "val", "valid", "validation")  # in order of preference
 SPLITS = {*HELD_OUT, "train", "training"}
 
@@ -83,8 +68,11 @@ def open_source(kind: str, path: Any, **options: Any) -> Source:
 
 
 def _options(function: Callable[..., Source]) -> dict[str, Any]:
+    """Options that a function takes by name; further ones are those of open_files."""
     parameters = inspect.signature(function).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    more = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    own = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    return own | (_options(file_sources.open_files) if more else {})
 
 
 class Guess(NamedTuple):
@@ -104,15 +92,13 @@ def guess_source(path: str | Path) -> Guess:
             return _guess_csv(root)
         if root.suffix.lower() == ".npz":
             return Guess("npz", root, "arrays of images")
-        raise InputError(
-            f"{path} is one file; name a folder of images, or a .csv or .npz file that lists them"
-        )
+        raise InputError(f"{path} is one file; name a folder of images, or a .csv or .npz file of them")
     if not root.is_dir():
         raise InputError(f"there is no folder or file {path}; name a folder of images")
-    files = list(walk(root))
+    files = list(file_sources.walk(root))
     if any(file.suffix.lower() == ".xml" for file in files) or (root / "boxes.csv").exists():
         return Guess("imagenet", root, "images with box files")
-    lists = [f for f in files if f.parent == root and f.suffix.lower() == ".csv" and "path" in _header(f)]
+    lists = [f for f in files if f.parent == root and f.suffix.lower() == ".csv" and "path" in _table(f)[0]]
     if len(lists) == 1:
         return _guess_csv(lists[0])
     if images := [file.relative_to(root) for file in files if is_picture(file)]:
@@ -128,24 +114,24 @@ def guess_source(path: str | Path) -> Guess:
     raise InputError(f"there is no image in {path}; name the folder that holds them")
 
 
-def _header(file: Path) -> list[str]:
-    """Column names of a CSV file; none where it cannot be read."""
+def _table(file: Path) -> tuple[Sequence[str], list[dict[str, str]]]:
+    """Columns and rows of a CSV file; none where it cannot be read, which opening the source reports."""
+    columns: Sequence[str] = ()
+    rows: list[dict[str, str]] = []
     with (
         suppress(OSError, UnicodeDecodeError, csv.Error),
         file.open(newline="", encoding="utf-8-sig") as text,
     ):
-        return next(csv.reader(text), [])
-    return []
+        reader = csv.DictReader(text)
+        columns = reader.fieldnames or ()
+        rows = list(reader)
+    return columns, rows
 
 
 def _guess_csv(file: Path) -> Guess:
     """A CSV file, multi-label where columns of 0 and 1 or cells of several names show it."""
-    seen, known = "a CSV file that lists images", {"path", "label", "width", "height", *CORNERS}
-    try:
-        with file.open(newline="", encoding="utf-8-sig") as text:
-            rows = list(csv.DictReader(text))
-    except (OSError, UnicodeDecodeError, csv.Error):  # opening the source reports what is wrong
-        return Guess("csv", file, seen)
+    seen, known = "a CSV file that lists images", {"path", "label", "width", "height", *file_sources.CORNERS}
+    _, rows = _table(file)
     if rows and is_nifti_name(Path(rows[0].get("path") or "")):
         return Guess("nifti", file, "a CSV file that lists NIfTI volumes")
     columns = [name for name in (rows[0] if rows else ()) if name and name not in known]

@@ -13,8 +13,9 @@ from __future__ import annotations
 import errno
 import os
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -80,13 +81,9 @@ NOTHING = Known(Carried(()), {})
 
 
 def batches(
-    source: Source,
-    preprocess: Preprocess,
-    batch_size: int = 32,
-    indices: Sequence[int] | None = None,
-    workers: int | None = None,
-    fail_fast: bool = False,
-) -> Generator[Loaded, None, None]:
+    source: Source, preprocess: Preprocess, batch_size: int = 32, indices: Sequence[int] | None = None,
+    workers: int | None = None, fail_fast: bool = False,
+) -> Generator[Loaded, None, None]:  # fmt: skip
     """Load model-ready batches of a source's images, each with its failures.
 
     Args:
@@ -110,10 +107,34 @@ def batches(
     outside = [i for i in chosen if not 0 <= i < len(source)]
     if outside:
         raise InputError(f"there is no image {outside[0]}; the source has {len(source)}, counted from 0")
-    chunks = [chosen[start : start + batch_size] for start in range(0, len(chosen), batch_size)]
-    if workers is None:
-        workers = min(available_cpus(), MOST_WORKERS)
-    return _load_chunks(source, preprocess, chunks, workers, batch_size, fail_fast)
+    threads = min(available_cpus(), MOST_WORKERS) if workers is None else max(workers, 0)
+
+    def load() -> Generator[Loaded, None, None]:
+        chunks = iter([chosen[start : start + batch_size] for start in range(0, len(chosen), batch_size)])
+        pool = ThreadPoolExecutor(threads, thread_name_prefix="heatproof-decode") if threads > 0 else None
+        pending: deque[tuple[list[int], Tensor, Sequence[Callable[[], Known | Failure]]]] = deque()
+
+        def submit() -> None:
+            if (chunk := next(chunks, None)) is not None:
+                images = torch.empty(len(chunk), preprocess.channels, *preprocess.size)
+                slots = zip(chunk, images.numpy(), strict=True)
+                jobs = [partial(_load, source, preprocess, i, out) for i, out in slots]
+                results = [pool.submit(job).result for job in jobs] if pool else jobs
+                pending.append((chunk, images, results))
+
+        try:
+            for _ in range(batches_ahead(batch_size, threads)):
+                submit()
+            while pending:
+                chunk, images, results = pending.popleft()
+                known = [result() for result in results]
+                submit()
+                yield _collate(source, chunk, images, known, fail_fast)
+        finally:  # also when the caller stops early
+            if pool:
+                pool.shutdown(wait=True, cancel_futures=True)
+
+    return load()
 
 
 def available_cpus() -> int:
@@ -124,44 +145,6 @@ def available_cpus() -> int:
 def batches_ahead(batch_size: int, workers: int) -> int:
     """Number of batches in progress: one to finish, and enough after it to keep every worker busy."""
     return 1 + -(-2 * workers // batch_size)
-
-
-def _load_chunks(
-    source: Source,
-    preprocess: Preprocess,
-    chunks: list[list[int]],
-    workers: int,
-    batch_size: int,
-    fail_fast: bool,
-) -> Generator[Loaded, None, None]:
-    def slots(chunk: list[int]) -> tuple[Tensor, list[tuple[Source, Preprocess, int, np.ndarray]]]:
-        images = torch.empty(len(chunk), preprocess.channels, *preprocess.size)
-        return images, [(source, preprocess, i, o) for i, o in zip(chunk, images.numpy(), strict=True)]
-
-    if workers < 1:
-        for chunk in chunks:
-            images, arguments = slots(chunk)
-            yield _collate(source, chunk, images, [_load(*each) for each in arguments], fail_fast)
-        return
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="heatproof-decode")
-    pending: deque[tuple[list[int], Tensor, list[Future[Known | Failure]]]] = deque()
-    waiting = iter(chunks)
-
-    def submit() -> None:
-        if (chunk := next(waiting, None)) is not None:
-            images, arguments = slots(chunk)
-            pending.append((chunk, images, [pool.submit(_load, *each) for each in arguments]))
-
-    try:
-        for _ in range(batches_ahead(batch_size, workers)):
-            submit()
-        while pending:
-            chunk, images, futures = pending.popleft()
-            results = [future.result() for future in futures]
-            submit()
-            yield _collate(source, chunk, images, results, fail_fast)
-    finally:  # also when the caller stops early
-        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _load(source: Source, preprocess: Preprocess, i: int, out: np.ndarray) -> Known | Failure:

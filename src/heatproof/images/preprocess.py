@@ -9,15 +9,25 @@ and rows likewise. A carried mask reads exactly these pixels (nearest). A carrie
 x0 <= i(j) <= x1: it is the tight box of the carried mask of the box, to the pixel. Boxes are (x0, y0, x1, y1)
 in pixel indices from 0, both corners inside. Pixels of the crop outside a small image are black and belong to
 no box and no mask.
+
+Values of a Raster become fractions of 1
+
+    window = [centre, width]   clip((x - centre) / width + 1/2, 0, 1): window and level of a CT
+    window = "range"           (x - min) / (max - min) of each channel, for scanners without a scale
+    no window                  unsigned integers by their bits (8, or those that hold them), fractions kept
+
+and are resized and cropped along each axis by a small matrix, with Pillow's filters, so that a volume that is
+constant along its third axis becomes what its slice would. The new size is `resize`, or follows from
+`spacing`: an axis of n voxels that are s mm apart becomes round(n s / spacing) voxels.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -25,20 +35,23 @@ from PIL import Image
 from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.images.files import MAX_PIXELS, Box, Size, check_box, eight_bits, listed_numbers
-from heatproof.images.volumes import (
-    Raster,
-    Seen,
-    Spacing,
-    Window,
-    along_each_axis,
-    check_spacing,
-    check_window,
-    fractions,
-    resize_matrix,
-)
+from heatproof.images import files
+from heatproof.images.files import Box, Raster, Seen, Size, Spacing, check_box, listed_numbers
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+RANGE = "range"
+Window: TypeAlias = "tuple[float, ...] | str | None"
+
+
+def _cubic(x: np.ndarray) -> np.ndarray:
+    """Pillow's, with a = -1/2."""
+    near = (1.5 * x - 2.5) * x * x + 1
+    return np.asarray(np.where(x < 1, near, ((-0.5 * x + 2.5) * x - 4) * x + 2))
+
+
+FILTERS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], float]] = {
+    "nearest": (np.ones_like, 0.5), "bilinear": (lambda x: 1 - x, 1.0), "bicubic": (_cubic, 2.0),
+}  # fmt: skip
 
 
 class Side(NamedTuple):
@@ -60,6 +73,21 @@ class Side(NamedTuple):
         start, stop = max(math.ceil(low), 0), min(math.floor(high), self.n - 1) + 1
         first, end = (-((self.n - 2 * self.scaled * edge) // (2 * self.n)) for edge in (start, stop))
         return max(first - self.first, 0), min(end - 1 - self.first, self.size - 1)
+
+    def weights(self, filter: str) -> np.ndarray:
+        """Array "size n": weights of the side's pixels in each pixel of the crop."""
+        if filter not in FILTERS:
+            raise InputError(f"volumes and arrays are resized by {', '.join(FILTERS)}; got {filter!r}")
+        if filter == "nearest":
+            weights = (np.arange(self.n) == self.sources()[:, None]).astype(np.float64)
+        else:
+            weigh, reach = FILTERS[filter]
+            ratio = self.n / self.scaled
+            at = np.arange(self.first, self.first + self.size)[:, None]
+            far = np.abs((np.arange(self.n) + 0.5) - (at + 0.5) * self.n / self.scaled) / max(ratio, 1.0)
+            weights = np.where((far < reach) & (at >= 0) & (at < self.scaled), weigh(far), 0.0)
+        total = weights.sum(1, keepdims=True)
+        return np.asarray(weights / np.where(total == 0, 1, total), np.float32)
 
 
 class Carried(NamedTuple):
@@ -102,8 +130,20 @@ class Preprocess:
     spacing: Spacing = None
 
     def __post_init__(self) -> None:
-        check_window(self.window)
-        check_spacing(self.spacing, self.size)
+        window, spacing, size = self.window, self.spacing, self.size
+        if isinstance(window, str):
+            understood = window == RANGE
+        else:
+            understood = window is None or (len(window) == 2 and window[1] > 0)
+        if not understood:
+            raise InputError(
+                f"window is a centre and a width above 0, such as [40, 400], or 'range'; got {window!r}"
+            )
+        if spacing is not None and not (len(spacing) == len(size) == 3 and all(mm > 0 for mm in spacing)):
+            raise InputError(
+                "spacing is of volumes: three lengths above 0 in millimetres, along the axes of size, such "
+                f"as [1, 1, 1]; got {list(spacing)} for a size of {list(size)}"
+            )
 
     @property
     def channels(self) -> int:
@@ -140,9 +180,7 @@ class Preprocess:
             changes.setdefault("resize", changes["size"])
         merged = replace(self, **changes)
         if isinstance(merged.resize, tuple) and len(merged.resize) != len(merged.size):
-            raise InputError(
-                "preprocess.resize is one number or a height and a width, and a depth first of volumes"
-            )
+            raise InputError("preprocess.resize is one number, or a height and width (depth, height, width)")
         if len(merged.mean) != len(merged.std) or not merged.mean:
             raise InputError("preprocess.mean and preprocess.std need one number each for every channel")
         return merged
@@ -174,10 +212,10 @@ class Preprocess:
             scaled = [max(1, int(side * self.resize / min(image_size))) for side in image_size]
         else:
             scaled = list(self.resize[::-1])
-        if math.prod(scaled) > MAX_PIXELS:
+        if math.prod(scaled) > files.MAX_PIXELS:
             raise InputError(
-                f"resized to {'x'.join(map(str, scaled))} it would have more than {MAX_PIXELS:,} pixels; "
-                f"its sides, {' and '.join(map(str, image_size))}, differ too much"
+                f"resized to {'x'.join(map(str, scaled))} it would have more than {files.MAX_PIXELS:,} "
+                f"pixels; its sides, {' and '.join(map(str, image_size))}, differ too much"
             )
         sides = zip(image_size, scaled, self.size[::-1], strict=True)
         return tuple(Side(n, long, round((long - size) / 2), size) for n, long, size in sides)
@@ -190,7 +228,7 @@ class Preprocess:
                 "as kind 'arrays', 'nifti' or 'dicom-series', or give a dicom source its options.window"
             )
         self.fitted(image)  # which refuses images where a spacing is set
-        image = eight_bits(image).convert("L" if self.channels == 1 else "RGB")
+        image = files.eight_bits(image).convert("L" if self.channels == 1 else "RGB")
         x, y = self.axes(image.size)
         if (x.scaled, y.scaled) != image.size:
             image = image.resize((x.scaled, y.scaled), Image.Resampling[self.interpolation.upper()])
@@ -207,8 +245,10 @@ class Preprocess:
                 f"it has {len(values)} channels, but the model takes {self.channels}; say with axes which "
                 "axis they are, or wrap the network to make its channels from these"
             )
-        matrices = [resize_matrix(*side, self.interpolation) for side in sides[::-1]]
-        resized = along_each_axis(values, matrices).clip(0, 1)  # a cubic filter overshoots
+        for axis, side in enumerate(sides[::-1], 1):
+            values = np.tensordot(values, side.weights(self.interpolation), (axis, 1))
+            values = np.moveaxis(values, -1, axis)
+        resized = np.ascontiguousarray(values).clip(0, 1)  # a cubic filter overshoots
         return resized if len(resized) == self.channels else np.repeat(resized, self.channels, 0)
 
     def carry_boxes(
@@ -283,3 +323,29 @@ def to_tensor(image: Image.Image) -> Tensor:
     """Tensor "c H W" in [0, 1]."""
     array = np.asarray(image, dtype=np.float32) / 255
     return torch.from_numpy(array if array.ndim == 3 else array[..., None]).permute(2, 0, 1)
+
+
+def fractions(image: Raster, window: Window) -> np.ndarray:
+    """The values in [0, 1], float32."""
+    values = image.values
+    if window == RANGE:
+        axes = tuple(range(1, values.ndim))
+        low, high = (np.asarray(of(values, axes, keepdims=True), np.float32) for of in (np.min, np.max))
+        result: np.ndarray = (values - low) / np.where(high > low, high - low, np.inf)
+    elif isinstance(window, tuple):
+        centre, width = window
+        result = np.clip((values.astype(np.float32) - float(centre)) / float(width) + 0.5, 0, 1)
+    else:
+        lowest, highest, white = values.min(), values.max(), 1.0
+        if values.dtype.kind == "u":
+            white = (
+                2.0 ** (image.bits or (8 if values.dtype.itemsize == 1 else files.bit_depth(int(highest))))
+                - 1
+            )
+        if lowest < 0 or highest > white or values.dtype.kind == "i":
+            raise InputError(
+                f"its values run from {lowest:g} to {highest:g}; set preprocess.window to a centre and a "
+                "width, such as [40, 400], or to 'range'"
+            )
+        result = values.astype(np.float32) / white
+    return np.asarray(result, np.float32)

@@ -1,16 +1,24 @@
 """A source: a list of samples that are not decoded yet, and a function that reads a sample.
 
-Every kind of data (folder, csv, imagenet, npz, hf, dicom, memory) is a function that returns a Source, so
-that filters, loader and runs know one type. Labels are indices into `classes`; a source has labels for all
-its samples or for none. Boxes are (x0, y0, x1, y1) in the image's pixels, from 0, both corners inside.
+Every kind of data is a function that returns a Source, so that filters, loader and runs know one type. Labels
+are indices into `classes`; a source has labels for all its samples or for none. Boxes are (x0, y0, x1, y1) in
+the image's pixels, from 0, both corners inside.
+
+`identify` hashes the contents of images, so that a replaced image is noticed. A file is read once; then equal
+size, times and inode mean that it is the same. With `by_mtime`, for sets too large to read, size and time of
+change stand for the content, and must survive when the files are copied.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import stat
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -21,15 +29,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from heatproof.errors import InputError, UnknownNameError
-from heatproof.images.files import Box, Size, listed_numbers, picture_size, read_image, swaps_axes
-from heatproof.images.volumes import Raster, Seen, Spacing, uneven
+from heatproof.errors import InputError, UnknownNameError, about
+from heatproof.images.files import (
+    Box,
+    Raster,
+    Seen,
+    Size,
+    Spacing,
+    listed_numbers,
+    picture_size,
+    read_image,
+    swaps_axes,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from heatproof.images.preprocess import Carried, Preprocess
 
+SETTLED = 2_000_000_000  # nanoseconds: a file this young could change again without another time
+THREADS = 8
 HEADERS_READ = 32  # of volumes, to compare their voxel sizes
 SAME_SHAPE = 0.02  # sides may be rounded when an image is resized; more is another aspect ratio
 MAX_FAULTY = 0.05  # share of the boxes, or of the masks, that may not fit their images
@@ -107,10 +126,8 @@ class Source:
     def open(self, i: int) -> Seen:
         """The image, upright, as "L" or "RGB"; or a Raster."""
         sample = self.samples[i]
-        try:
+        with about(f"cannot read {sample.id}"):
             return self.read(sample)
-        except InputError as error:
-            raise InputError(f"cannot read {sample.id}: {error}") from error
 
     def truth(
         self, i: int, preprocess: Preprocess, size: tuple[int, ...], finding: int | None = None
@@ -174,7 +191,18 @@ class Source:
         """A warning about voxels of different size, from some of the volumes' headers; or ''."""
         if self.voxels is None:
             return ""
-        return uneven(map(self.voxels, self.samples[:: -(-len(self) // HEADERS_READ)]))
+        found: set[tuple[float, ...]] = set()
+        for sample in self.samples[:: -(-len(self) // HEADERS_READ)]:
+            with suppress(Exception):  # reading the volume reports what is wrong with it
+                found.add(tuple(round(mm, 2) for mm in self.voxels(sample) or ()))
+        sizes = sorted(found - {()})
+        if len(sizes) < 2:
+            return ""
+        first, last = (" x ".join(f"{mm:g}" for mm in size) for size in (sizes[0], sizes[-1]))
+        return (
+            f"voxels differ between volumes, from {first} to {last} mm, and each volume is stretched to the "
+            "same size; preprocess.spacing = [1, 1, 1] would make voxels of 1 mm of all of them"
+        )
 
     def subset(self, indices: Iterable[int]) -> Source:
         """Some of the samples, in the order given; labels keep their meaning."""
@@ -204,7 +232,7 @@ def content_stamp(content: Any) -> Any:
             return None
     if isinstance(content, tuple):
         return [content_stamp(part) for part in content]
-    array = np.ascontiguousarray(content)
+    array = np.ascontiguousarray(content.values if isinstance(content, Raster) else content)
     digest = hashlib.sha256(array.data.cast("B") if array.size else b"").hexdigest()[:16]
     return [str(array.dtype), array.shape, digest]
 
@@ -213,26 +241,18 @@ def read_mask(name: str, mask: Any, read: Callable[[Path], np.ndarray] | None = 
     """Mask "h w". Of a file, the pixels at least half as bright as its brightest; of an array, all but 0."""
     if not isinstance(mask, Path):
         return np.asarray(np.asarray(mask) != 0)
-    try:
+    with about(f"its mask of {name!r} cannot be read"):
         if read is not None:
             return np.asarray(read(mask) != 0)
         pixels = np.asarray(read_image(mask).convert("L"))
-    except InputError as error:
-        raise InputError(f"its mask of {name!r} cannot be read: {error}") from error
     return np.asarray(pixels >= max(1, pixels.max() / 2))
 
 
 def select(
-    source: Source,
-    *,
-    single_object: bool = False,
-    box_share: tuple[float, float] | None = None,
-    classes: Sequence[str | int] | None = None,
-    limit: int | None = None,
-    stratified: bool = True,
-    growing: bool = False,
-    seed: int = 0,
-) -> Source:
+    source: Source, *, single_object: bool = False, box_share: tuple[float, float] | None = None,
+    classes: Sequence[str | int] | None = None, limit: int | None = None, stratified: bool = True,
+    growing: bool = False, seed: int = 0,
+) -> Source:  # fmt: skip
     """Filter the images of a source, then draw a random subset, in the source's order.
 
     A larger limit adds images to those of a smaller one, up to rounding; labels do not change.
@@ -283,11 +303,7 @@ def select(
 
 
 def draw(labels: Sequence[int | None], count: int, seed: int = 0) -> list[int]:
-    """Ascending indices of `count` random entries, each label in its proportion (largest remainder).
-
-    >>> draw([0, 0, 0, 0, 1, 1], 3)[-1] in (4, 5)
-    True
-    """
+    """Ascending indices of `count` random entries, each label in its proportion (largest remainder)."""
     if count >= len(labels):
         return list(range(len(labels)))
     groups: dict[int, list[int]] = {}
@@ -306,11 +322,7 @@ def draw(labels: Sequence[int | None], count: int, seed: int = 0) -> list[int]:
 
 
 def in_turn(labels: Sequence[int | None], seed: int = 0) -> list[int]:
-    """All indices in random order, such that every beginning has the labels in about their proportions.
-
-    >>> sorted([0, 0, 1, 1][i] for i in in_turn([0, 0, 1, 1])[:2])
-    [0, 1]
-    """
+    """All indices in random order, such that every beginning has the labels in about their proportions."""
     order = np.random.default_rng(seed).permutation(len(labels)).tolist()
     counts, place = Counter(labels), dict.fromkeys(labels, 0.5)
     when = {}
@@ -332,11 +344,7 @@ def class_numbers(wanted: Sequence[str | int], classes: Sequence[str]) -> set[in
 
 
 def covered(boxes: Sequence[Box], size: tuple[int, ...]) -> float:
-    """The share of an image that its boxes cover together.
-
-    >>> covered([(0, 0, 4, 9), (3, 0, 4, 9)], (10, 10))
-    0.5
-    """
+    """The share of an image that its boxes cover together."""
     wide, high = size[:2]
     frames = [(max(x0, 0), max(y0, 0), min(x1 + 1, wide), min(y1 + 1, high)) for x0, y0, x1, y1 in boxes]
     xs, ys = (sorted({f[k] for f in frames} | {f[k + 2] for f in frames}) for k in (0, 1))
@@ -377,32 +385,28 @@ def same_shape(a: Sequence[int], b: Sequence[int]) -> bool:
 
 
 def check_annotations(source: Source) -> str:
-    """Validate all boxes and masks against the sizes of their images, which headers state.
+    """Compare boxes and masks with the sizes of their images, which headers state; return a warning, or "".
 
-    Returns:
-        A warning with the number of boxes and masks that do not fit their images, or "".
-
-    Raises:
-        InputError: if more than 5 % of the boxes, or of the masks, do not fit their images.
+    Raises InputError if more than 5 % of the boxes, or of the masks, do not fit their images.
     """
-    faults: list[tuple[Sample, Box, Sequence[int]]] = []
+    boxes: list[tuple[Sample, Box, Sequence[int]]] = []
     masks: list[str] = []
     for sample in source.samples:
         size = (sample.frame or sample_size(sample)) if sample.boxes else None
         if size is not None and len(size) == 2:
             wrong = (box for box in sample.boxes if not _fits(box, size) or _is_normalised(box, size))
-            faults += [(sample, box, size) for box in wrong]
+            boxes += [(sample, box, size) for box in wrong]
         if sample.masks and source.read_mask is None:  # of volumes, it is set
             masks += _mask_faults(sample, sample_size(sample) or ())
-    sentences = [(_box_sentence(faults), len(faults), "boxes")] if faults else []
-    sentences += [(masks[0], len(masks), "masks")] if masks else []
     warnings = []
-    for sentence, n, kind in sentences:
+    for kind, n in (("boxes", len(boxes)), ("masks", len(masks))):
         total = sum(len(getattr(sample, kind)) for sample in source.samples)
-        text = f"{n} of {total} {kind} do not fit their images; the first: {sentence}"
-        if n > MAX_FAULTY * total:
-            raise InputError(text)
-        warnings.append(f"warning: {text}")
+        if n:
+            first = _box_sentence(boxes) if kind == "boxes" else masks[0]
+            text = f"{n} of {total} {kind} do not fit their images; the first: {first}"
+            if n > MAX_FAULTY * total:
+                raise InputError(text)
+            warnings.append(f"warning: {text}")
     return "\n".join(warnings)
 
 
@@ -418,24 +422,18 @@ def _box_sentence(faults: Sequence[tuple[Sample, Box, Sequence[int]]]) -> str:
     sample, box, size = faults[0]
     subject = f"the box ({listed_numbers(box)}) of {sample.id}, an image of {_by(size)} pixels,"
     if _is_normalised(box, size):
-        return (
-            f"{subject} has no number above 1 and seems to be given in fractions of the image; multiply x by "
-            "the width and y by the height"
-        )
+        unit = "has no number above 1 and seems to be given in fractions of the image"
+        return f"{subject} {unit}; multiply x by the width and y by the height"
     x0, y0, x1, y1 = box
     outside = x0 >= size[0] or y0 >= size[1] or x1 < 0 or y1 < 0
     fault = f"{subject} {'lies outside' if outside else 'reaches past the edge'}"
     if sample.frame is None and _is_turned(sample) and _fits(box, size[::-1]):
-        return (
-            f"{fault} and fits only the stored frame, whose axes the EXIF orientation swaps; give boxes of "
-            "the upright image"
-        )
+        axes = "fits only the stored frame, whose axes the EXIF orientation swaps"
+        return f"{fault} and {axes}; give boxes of the upright image"
     if all(_fits((b[1], b[0], b[3], b[2]), frame) for _, b, frame in faults):
         return f"{fault} and would fit with x and y swapped; the order is x0, y0, x1, y1"
-    return (
-        f"{fault}; correct it, or, if the boxes were drawn on an image of another size, scale them or state "
-        "that size (columns width and height of a CSV file)"
-    )
+    drawn = "if the boxes were drawn on an image of another size, scale them or state that size"
+    return f"{fault}; correct it, or, {drawn} (columns width and height of a CSV file)"
 
 
 def _mask_faults(sample: Sample, size: Sequence[int]) -> Iterator[str]:
@@ -461,3 +459,79 @@ def _is_turned(sample: Sample) -> bool:
 
 def _by(size: Sequence[int]) -> str:
     return "x".join(map(str, size))
+
+
+State = tuple[int, int, int, int]
+
+
+def file_state(path: Path) -> State:
+    """Size, times and inode: a file that keeps them all was not changed (ctime cannot be set back)."""
+    info = path.stat()
+    if not stat.S_ISREG(info.st_mode):  # a pipe or a device, which reading may never end
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino
+
+
+def is_settled(state: State) -> bool:
+    """Whether a later change must show in the file's times, whose steps may be milliseconds."""
+    return time.time_ns() - max(state[1:3]) > SETTLED
+
+
+@dataclass
+class Hashes:
+    """SHA-256 of files, cached by their state."""
+
+    known: dict[str, tuple[Any, ...]] = field(default_factory=dict)  # path -> state, hash
+    by_mtime: bool = False
+
+    def of(self, path: Path) -> str | None:
+        """The hash of a file's content; None if it cannot be read."""
+        try:
+            state = file_state(path)
+            with path.open("rb") as file:
+                mark = hashlib.file_digest(file, "sha256").hexdigest()
+        except (OSError, ValueError):  # ValueError: a NUL in the path
+            return None
+        if is_settled(state):
+            self.known[str(path)] = *state, mark
+        return mark
+
+    def remembered(self, path: Path) -> str | None:
+        """The cached hash of an unchanged file; None if it must be read."""
+        try:
+            state = file_state(path)
+        except (OSError, ValueError):
+            return None
+        if self.by_mtime:
+            return f"{state[0]} bytes of {state[1]}"
+        *before, mark = self.known.get(str(path), (None,))
+        return mark if tuple(before) == state else None
+
+
+def files_of(sample: Sample) -> list[Path]:
+    content = sample.content if isinstance(sample.content, tuple) else (sample.content,)
+    return [part for part in (*content, *sample.masks.values()) if isinstance(part, Path)]
+
+
+def identify(source: Source, hashes: Hashes) -> list[tuple[str, str]]:
+    """Id and identity of every sample: image, masks, label and boxes."""
+    files = {path for sample in source.samples for path in files_of(sample)}
+    marks = {path: hashes.remembered(path) for path in files}
+    unread = [path for path, mark in marks.items() if mark is None]
+    with ThreadPoolExecutor(THREADS) as pool:  # hashing and reading release Python's lock
+        shares = [unread[k::THREADS] for k in range(THREADS)]  # not a future per file: there may be millions
+        for share, read in zip(shares, pool.map(lambda s: [hashes.of(p) for p in s], shares), strict=True):
+            marks |= zip(share, read, strict=True)
+    return [(sample.id, _identity(source, sample, marks)) for sample in source.samples]
+
+
+def _identity(source: Source, sample: Sample, marks: Mapping[Path, str | None]) -> str:
+    masks = [
+        [name, marks[mask] if isinstance(mask, Path) else content_stamp(mask)]
+        for name, mask in sorted(sample.masks.items())
+    ]
+    content = marks[sample.content] if isinstance(sample.content, Path) else source.stamp(sample)
+    if isinstance(sample.content, tuple):  # the slices of a volume
+        content = [marks[part] for part in sample.content]
+    row = [sample.id, sample.label, sample.boxes, sample.frame, sample.objects, masks, content]
+    return hashlib.sha256(json.dumps([*row, *stated_findings(sample)]).encode()).hexdigest()[:32]

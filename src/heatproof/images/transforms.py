@@ -61,10 +61,8 @@ class Transform:
     def apply(self, images: Tensor, magnitudes: Tensor) -> Tensor:
         """Transform "b c h w" uint8."""
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3):
-            raise InputError(
-                f"{self.name} takes 8-bit images 'b c h w' with 1 or 3 channels; got "
-                f"{images.dtype} of shape {tuple(images.shape)}"
-            )
+            got = f"got {images.dtype} of shape {tuple(images.shape)}"
+            raise InputError(f"{self.name} takes 8-bit images 'b c h w' with 1 or 3 channels; {got}")
         if len(magnitudes) != len(images):
             raise InputError(f"{self.name} needs one magnitude per image: {len(images)}")
         return self.change(images, magnitudes)
@@ -117,23 +115,6 @@ def _rotate(pixels: Tensor, magnitudes: Tensor) -> Tensor:
     return turned if pixels.is_floating_point() else (turned + 0.5).floor().clamp(0, 255).to(pixels.dtype)
 
 
-def brightness(images: Tensor, magnitudes: Tensor) -> Tensor:
-    return _between(torch.zeros_like(images), images, magnitudes)
-
-
-def colour(images: Tensor, magnitudes: Tensor) -> Tensor:
-    return _between(_grey(images).expand_as(images), images, magnitudes)
-
-
-def contrast(images: Tensor, magnitudes: Tensor) -> Tensor:
-    mean = (_grey(images).double().mean((1, 2, 3), keepdim=True) + 0.5).floor()
-    return _between(mean, images, magnitudes)
-
-
-def sharpness(images: Tensor, magnitudes: Tensor) -> Tensor:
-    return _between(smooth(images), images, magnitudes)
-
-
 def autocontrast(images: Tensor, _magnitudes: Tensor | None = None) -> Tensor:
     """The darkest value of each channel to 0, the lightest to 255; a flat channel stays."""
     low, high = (extreme(images, dim=(2, 3)).double() for extreme in (torch.amin, torch.amax))
@@ -168,11 +149,11 @@ def smooth(images: Tensor, _magnitudes: Tensor | None = None) -> Tensor:
     return _inner(images, (_square(x, 3) + 4 * x[..., 1:-1, 1:-1]).float() / 13, 1)
 
 
-def _between(start: Tensor, images: Tensor, magnitudes: Tensor) -> Tensor:
+def _between(start: Callable[[Tensor], Tensor], images: Tensor, magnitudes: Tensor) -> Tensor:
     """Interpolate from `start` (magnitude -1) through the image (0) and beyond it (1), fractions dropped."""
-    start, end = start.float(), images.float()
+    begin, end = start(images).float(), images.float()
     factors = (1 + magnitudes).float().view(-1, 1, 1, 1)
-    return (start + factors * (end - start)).clamp(0, 255).to(torch.uint8)
+    return (begin + factors * (end - begin)).clamp(0, 255).to(torch.uint8)
 
 
 def _grey(images: Tensor) -> Tensor:
@@ -201,13 +182,19 @@ def _inner(images: Tensor, values: Tensor, border: int) -> Tensor:
     return result
 
 
+ENHANCED: dict[str, Callable[[Tensor], Tensor]] = {  # where the factor is 0
+    "brightness": torch.zeros_like,
+    "colour": lambda images: _grey(images),
+    "contrast": lambda images: (_grey(images).double().mean((1, 2, 3), keepdim=True) + 0.5).floor(),
+    "sharpness": smooth,
+}
 _ALL = (
     Transform("translate-x", 32.0, partial(_translate, dim=3), geometric=True),
     Transform("translate-y", 32.0, partial(_translate, dim=2), geometric=True),
     Transform("rotate", 135.0, _rotate, geometric=True),
     Transform("flip-x", 0.0, lambda pixels, _: pixels.flip(3), geometric=True),
     Transform("flip-y", 0.0, lambda pixels, _: pixels.flip(2), geometric=True),
-    *(Transform(f.__name__, 0.99, f) for f in (brightness, colour, contrast, sharpness)),
+    *(Transform(name, 0.99, partial(_between, start)) for name, start in ENHANCED.items()),
     *(Transform(f.__name__, 0.0, f) for f in (autocontrast, equalize, blur, smooth)),
 )
 TRANSFORMS: dict[str, Transform] = {transform.name: transform for transform in _ALL}
@@ -240,19 +227,15 @@ def draw(seed: int, ids: Sequence[str], draws: int = DRAWS, names: Sequence[str]
 
     draws: magnitudes per image and signed transform, 1 to 60, all different. names: some of the transforms.
     A larger number of draws adds to those of a smaller one.
-
-    >>> drawn = draw(0, ["cat.png"])
-    >>> len(drawn.names), drawn.names.count("rotate")
-    (48, 6)
     """
     chosen = list(TRANSFORMS if names is None else dict.fromkeys(names))
     for name in chosen:
         if name not in TRANSFORMS:
             raise UnknownNameError("transform", name, TRANSFORMS)
     if not 1 <= draws <= 2 * STEPS or seed < 0 or not chosen:
+        got = f"draws={draws}, {len(chosen)} transforms, seed={seed}"
         raise InputError(
-            f"draw 1 to {2 * STEPS} magnitudes of at least one transform with a seed of 0 or more; got "
-            f"draws={draws}, {len(chosen)} transforms, seed={seed}"
+            f"draw 1 to {2 * STEPS} magnitudes, of a transform or more, seed 0 or more; got {got}"
         )
     counts = {name: draws if TRANSFORMS[name].signed else 1 for name in chosen}
     rows = [[_magnitudes(seed, image, name)[: counts[name]] for name in chosen] for image in ids]

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from heatproof.errors import InputError, StoreError
-from heatproof.images.identity import Hashes, files_of, identify
+from heatproof.images.source import Hashes, files_of, identify
 from heatproof.models.names import placed_spec
 from heatproof.rows import Unit
 from heatproof.run.config import as_config, study_from

@@ -26,7 +26,7 @@ from typing import Any, NotRequired, TypedDict
 from heatproof.disk import clear_failure, digest, valid_unicode, write_whole
 from heatproof.errors import StoreError
 from heatproof.images.files import MAX_PIXELS
-from heatproof.images.identity import file_state, is_settled
+from heatproof.images.source import file_state, is_settled
 from heatproof.rows import Unit
 
 FOLDERS = ("scores", "maps", "pictures", "seals")

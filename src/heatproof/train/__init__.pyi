@@ -1,5 +1,4 @@
-from .data import Data, read_data, stratified_split
-from .loop import TrainProgress, fit, validate
+from .loop import Data, TrainProgress, fit, read_data, stratified_split, validate
 from .networks import DEPTHS, SmallNet, new_head, small_net, trained_parts
 from .protocols import (
     GRID,

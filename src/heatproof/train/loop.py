@@ -1,4 +1,8 @@
-"""The training loop: `fit` trains by a recipe, `fit_epochs` by any course of epochs.
+"""Training data and the training loop: `fit` trains by a recipe, `fit_epochs` by any course of epochs.
+
+Data are 8-bit images of the network's size with labels and optional masks of parts, all in memory, normalised
+batch by batch, on the device, by the model's own Preprocess: a quarter of the memory of floats, and no
+decoding after the first epoch.
 
 Each epoch draws its random numbers (order of the images, flips, dropout) from the seed and its own number,
 so a training that was killed and started again ends with the same weights, bit for bit on a CPU. The network
@@ -20,7 +24,7 @@ import json
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,20 +38,131 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from heatproof.disk import Content, write_whole
-from heatproof.errors import CheckpointError, InputError, ModelError, StoreError
+from heatproof.errors import CheckpointError, InputError, ModelError, StoreError, first_line
+from heatproof.images.loader import Failure, batches
+from heatproof.images.preprocess import Preprocess
+from heatproof.images.source import Source
 from heatproof.images.transforms import vary
 from heatproof.metrics.classifier import accuracy, auc
-from heatproof.models.capture import tap
-from heatproof.models.checkpoints import first_line, write_weights
+from heatproof.metrics.kit import as_tensor, same_length
+from heatproof.models.checkpoints import write_weights
 from heatproof.models.model import Model
 from heatproof.models.queue import Queue
 from heatproof.models.running import frozen_eval, restore_flags
-from heatproof.train.data import Data
+from heatproof.models.capture import tap
+from heatproof.show import eight_bit
 from heatproof.train.networks import Parts, seeded, trained_parts
 from heatproof.train.recipe import BALANCED, Epoch, GradientNorm, History, Phase, Recipe, TrainedBatch
 
 Place = str | PathLike[str] | None  # a training's folder; None: nothing is written
+RESIDENT_SHARE = 0.5  # of a GPU's free memory that images may take during a training
 STATE, HISTORY, RECIPE = "state.pt", "history.json", "recipe.json"
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """Images "n c h w" uint8, their classes "n", and masks by part name, each "n h w" bool."""
+
+    images: Tensor
+    labels: Tensor
+    masks: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        images, labels = as_tensor(self.images), as_tensor(self.labels)
+        if images.ndim != 4 or images.dtype != torch.uint8:
+            got = f"got {images.dtype} of shape {tuple(images.shape)}"
+            raise InputError(f"training images are 'n c h w' in 8 bits (torch.uint8); {got}")
+        if 0 in images.shape:
+            raise InputError(f"there is nothing to train on: images have shape {tuple(images.shape)}")
+        same_length(labels=labels, images=images)
+        if labels.ndim != 1 or labels.is_floating_point() or labels.is_complex():
+            got = f"got {labels.dtype} of shape {tuple(labels.shape)}"
+            raise InputError(f"labels are one class number per image; {got}")
+        if int(labels.min()) < 0:
+            raise InputError(f"an image has the label {int(labels.min())}; class numbers start at 0")
+        wanted = (len(images), *images.shape[2:])
+        masks = {part: as_tensor(mask) for part, mask in (self.masks or {}).items()}
+        for part, mask in masks.items():
+            if tuple(mask.shape) != wanted:
+                raise InputError(f"the masks of {part!r} must be {wanted}; got shape {tuple(mask.shape)}")
+        object.__setattr__(self, "images", images)
+        object.__setattr__(self, "labels", labels.long())
+        object.__setattr__(self, "masks", {part: mask != 0 for part, mask in masks.items()})
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def take(self, which: Any) -> Data:
+        """A subset, with its labels and masks."""
+        masks = {part: mask[which] for part, mask in self.masks.items()}
+        return Data(self.images[which], self.labels[which], masks)
+
+    def near(self, device: torch.device) -> Data:
+        """The data on the device if it fits there; else unchanged, to be moved batch by batch."""
+        if device.type == "cuda":
+            needed = self.images.numel() + sum(mask.numel() for mask in self.masks.values())
+            if self.images.device != device and needed > RESIDENT_SHARE * torch.cuda.mem_get_info(device)[0]:
+                return self
+        masks = {part: mask.to(device) for part, mask in self.masks.items()}
+        return Data(self.images.to(device), self.labels.to(device), masks)
+
+    def digest(self) -> str:
+        """A short hash of the content, by which a resumed training checks that its data is the same."""
+        content = hashlib.sha256()
+        for name, tensor in {"images": self.images, "labels": self.labels, **self.masks}.items():
+            content.update(f"{name}{tuple(tensor.shape)}".encode())
+            content.update(tensor.detach().cpu().contiguous().numpy().data)
+        return content.hexdigest()[:16]
+
+
+def read_data(
+    source: Source, preprocess: Preprocess, indices: Sequence[int] | None = None, batch_size: int = 64
+) -> tuple[Data, list[Failure]]:
+    """Read and preprocess a source's images and masks; also returns the images that failed."""
+    if not source.labelled:
+        raise InputError("these images have no labels, and a classifier cannot be trained without")
+    images, labels, failures = [], [], []
+    masks: dict[str, list[Tensor]] = {part: [] for part in source.parts}
+    for batch, failed in batches(source, preprocess, batch_size, indices):
+        # The loader normalises; undone, the 8 bits come back exactly.
+        images.append(eight_bit(preprocess.restore(batch.images)))
+        assert batch.labels is not None
+        labels.append(batch.labels)
+        for part, read in masks.items():
+            assert batch.truth is not None
+            read.append(batch.truth.masks[part])
+        failures += failed
+    if not images:
+        raise InputError("there is nothing to train on: no image was chosen")
+    parts = {part: torch.cat(read) for part, read in masks.items()}
+    return Data(torch.cat(images), torch.cat(labels), parts), failures
+
+
+def stratified_split(labels: Any, fraction: float = 0.2, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Indices of the training and of the held-out images, each class divided in the same proportion.
+
+    Of a class with n images round(n * fraction) are held out, at least 1 and never all. Both lists ascend.
+
+    >>> train, held_out = stratified_split([0] * 10 + [1] * 5, 0.2)
+    >>> len(train), len(held_out)
+    (12, 3)
+    """
+    classes = as_tensor(labels)
+    if not 0 < fraction < 1:
+        raise InputError(f"the held-out fraction must lie between 0 and 1; got {fraction}")
+    if classes.ndim != 1 or len(classes) == 0:
+        raise InputError(f"labels are one class number per image; got shape {tuple(classes.shape)}")
+    generator = torch.Generator().manual_seed(seed)
+    held_out = []
+    for label in classes.unique().tolist():
+        members = (classes == label).nonzero().flatten().cpu()
+        if len(members) < 2:
+            raise InputError(f"class {label} has a single image; at least 2 are needed to hold one out")
+        count = min(max(round(len(members) * fraction), 1), len(members) - 1)
+        held_out.append(members[torch.randperm(len(members), generator=generator)[:count]])
+    chosen = torch.zeros(len(classes), dtype=torch.bool)
+    chosen[torch.cat(held_out)] = True
+    return (~chosen).nonzero().flatten(), chosen.nonzero().flatten()
 
 
 class TrainProgress(NamedTuple):
@@ -87,34 +202,23 @@ class EpochPlan(NamedTuple):
 
 
 class Course(Protocol):
-    """Interface of a training plan for the loop."""
+    """A training plan for the loop; `fingerprint` must be equal for a training to be resumed."""
 
     @property
-    def epochs(self) -> int:
-        """Number of epochs at most."""
+    def epochs(self) -> int: ...  # at most
 
     @property
-    def fingerprint(self) -> dict[str, str]:
-        """Values that must be equal for a training to be resumed, by their names in error messages."""
+    def fingerprint(self) -> dict[str, str]: ...  # by names in error messages
 
-    def next_epoch(self, history: History) -> EpochPlan | None:
-        """Return the plan of the next epoch, None at the end of the training."""
+    def next_epoch(self, history: History) -> EpochPlan | None: ...  # None: the training is complete
 
-    def validate(self) -> tuple[float, float]:
-        """Accuracy and AUC of the network in its current state."""
+    def validate(self) -> tuple[float, float]: ...  # accuracy and AUC of the network as it is
 
 
 def fit(
-    model: Model,
-    train: Data,
-    valid: Data,
-    recipe: Recipe,
-    out: Place = None,
-    seed: int = 0,
-    keep: Sequence[int] = (),
-    progress: ProgressCallback | None = None,
-    gradients: bool = False,
-) -> History:
+    model: Model, train: Data, valid: Data, recipe: Recipe, out: Place = None, seed: int = 0,
+    keep: Sequence[int] = (), progress: ProgressCallback | None = None, gradients: bool = False,
+) -> History:  # fmt: skip
     """Train a network in place by a recipe, and return the results of every epoch.
 
     Args:
@@ -129,15 +233,9 @@ def fit(
 
 
 def fit_epochs(
-    model: Model,
-    course: Course,
-    out: Place = None,
-    progress: ProgressCallback | None = None,
-    keep: Sequence[int] = (),
-    gradients: bool = False,
-    description: str = "",
-    keep_optimiser: bool = True,
-) -> History:
+    model: Model, course: Course, out: Place = None, progress: ProgressCallback | None = None,
+    keep: Sequence[int] = (), gradients: bool = False, description: str = "", keep_optimiser: bool = True,
+) -> History:  # fmt: skip
     """Train a network in place, epoch by epoch, as a course plans it; arguments as for `fit`.
 
     description: written to recipe.json. keep_optimiser: store the optimiser's state of a complete training.
@@ -166,11 +264,10 @@ def fit_epochs(
                 group["lr"] = plan.rate
             at = partial(TrainProgress, epoch, course.epochs)
             with seeded(plan.seed):
-                loss, batches = _epoch(model, plan, optimiser, at, report)
+                loss, steps = _epoch(model, plan, optimiser, at, report)
             if not math.isfinite(loss):
-                raise ModelError(
-                    f"the loss is not finite in epoch {epoch} ({plan.name}); lower its lr or set clip"
-                )
+                where = f"in epoch {epoch} ({plan.name})"
+                raise ModelError(f"the loss is not finite {where}; lower its lr or set clip")
             scores = course.validate()
             seconds = round(time.perf_counter() - start, 3)
             norms = {} if log is None else log.take()
@@ -179,25 +276,28 @@ def fit_epochs(
             if write:
                 state = optimiser.state_dict()
                 write(state, history, epoch in keep, description)
-            report(at(batches, batches, result))
+            report(at(steps, steps, result))
     if write and not keep_optimiser and state["state"]:
         write({**state, "state": {}}, history)
     return history
 
 
 def _epoch(
-    model: Model,
-    plan: EpochPlan,
-    optimiser: torch.optim.Optimizer,
-    at: Callable[[int, int], TrainProgress],
+    model: Model, plan: EpochPlan, optimiser: torch.optim.Optimizer, at: Callable[[int, int], TrainProgress],
     report: ProgressCallback,
-) -> tuple[float, int]:
+) -> tuple[float, int]:  # fmt: skip
     """Train on every batch once; return the mean loss per image and the number of batches."""
     parameters = [p for group in optimiser.param_groups for p in group["params"]]
-    total, count, batches = torch.zeros((), dtype=torch.float64, device=model.device), 0, plan.batches()
-    for number, load in enumerate(batches, start=1):
+    total, count, loads = torch.zeros((), dtype=torch.float64, device=model.device), 0, plan.batches()
+    for number, load in enumerate(loads, start=1):
         inputs = load()
-        loss = _loss(model, plan, inputs)
+        # A penalty differentiates gradients, which fused attention cannot.
+        plain_attention = sdpa_kernel(SDPBackend.MATH) if plan.layers else nullcontext()
+        with tap(model.module, plan.layers) as taken, _autocast(model, plan.amp), plain_attention:
+            logits = model.forward(inputs.images)
+        loss = cross_entropy(plan.phase, logits, inputs.labels, plan.weights)
+        if plan.phase.penalty is not None:
+            loss = loss + plan.phase.penalty(TrainedBatch(model, *inputs, logits, taken.outputs))
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         if plan.phase.clip is not None:
@@ -205,20 +305,9 @@ def _epoch(
         optimiser.step()
         total += loss.detach().double() * len(inputs.labels)
         count += len(inputs.labels)
-        report(at(number, len(batches)))
+        report(at(number, len(loads)))
     optimiser.zero_grad(set_to_none=True)
-    return float(total) / count, len(batches)
-
-
-def _loss(model: Model, plan: EpochPlan, inputs: TrainInputs) -> Tensor:
-    # A penalty differentiates gradients, which fused attention cannot.
-    plain_attention = sdpa_kernel(SDPBackend.MATH) if plan.layers else nullcontext()
-    with tap(model.module, plan.layers) as taken, _autocast(model, plan.amp), plain_attention:
-        logits = model.forward(inputs.images)
-    loss = cross_entropy(plan.phase, logits, inputs.labels, plan.weights)
-    if plan.phase.penalty is not None:
-        loss = loss + plan.phase.penalty(TrainedBatch(model, *inputs, logits, taken))
-    return loss
+    return float(total) / count, len(loads)
 
 
 def make_optimiser(phase: Phase, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -258,19 +347,17 @@ class RecipeCourse:
                 actual, takes = ("x".join(map(str, shape)) for shape in (data.images.shape[1:], wanted))
                 raise InputError(f"{name} images are {actual}; {model.name} is trained on {takes}")
             if len(data.labels.unique()) < 2:
+                only = int(data.labels[0])
                 raise InputError(
-                    f"all {len(data)} {name} images are of class {int(data.labels[0])}; at least two are "
-                    "needed"
+                    f"all {len(data)} {name} images are of class {only}; at least two are needed"
                 )
         image = model.preprocess.from_bytes(train.images[:1])
         classes = max(2, model.logits(image).shape[1])
         model.head.need_one_class("training")
         for name, data in (("training", train), ("validation", valid)):
             if (highest := int(data.labels.max())) >= classes:
-                raise InputError(
-                    f"a {name} image has the label {highest}, but {model.name} has classes 0 to "
-                    f"{classes - 1}; give it a new head"
-                )
+                known = f"{model.name} has classes 0 to {classes - 1}; give it a new head"
+                raise InputError(f"a {name} image has the label {highest}, but {known}")
         self.model, self.recipe, self.epochs, self.seed = model, recipe, recipe.epochs, seed
         self.plans = []
         for phase in recipe.phases:
@@ -278,18 +365,12 @@ class RecipeCourse:
             layers = () if phase.penalty is None else phase.penalty.prepare(model, image, train)
             parts = trained_parts(model, image, phase.trainable)
             weights = None if weights is None else weights.to(model.device)
-            self.plans.append(
-                EpochPlan(
-                    phase, phase.name, phase.lr, 0, parts, self._batches, False, weights, layers, recipe.amp
-                )
-            )
+            plan = phase.name, phase.lr, 0, parts, self._batches, False, weights, layers, recipe.amp
+            self.plans.append(EpochPlan(phase, *plan))
         self.fingerprint = {
-            "a recipe": recipe.described(),
-            "a seed": str(seed),
-            "pictures": train.digest(),
-            "starting weights": digest(model.module),
-            "preprocessing": repr(model.preprocess),
-        }
+            "a recipe": recipe.described(), "a seed": str(seed), "pictures": train.digest(),
+            "starting weights": digest(model.module), "preprocessing": repr(model.preprocess),
+        }  # fmt: skip
         self.train, self.valid = train.near(model.device), valid.near(model.device)
 
     def next_epoch(self, history: History) -> EpochPlan | None:
@@ -336,9 +417,7 @@ def validate(model: Model, data: Data, amp: bool = False) -> tuple[float, float]
     with frozen_eval(model.module), _autocast(model, amp):
         logits = Queue(model, size).predict(len(data), images, lambda logits, *_: logits).cpu()
     if not torch.isfinite(logits).all():
-        raise ModelError(
-            f"{model.name} gives logits that are not finite; lower the learning rate or set clip"
-        )
+        raise ModelError(f"{model.name} gives logits that are not finite; lower the lr or set clip")
     labels = data.labels.cpu()
     return accuracy(labels, logits, logits=True).value, auc(labels, logits, logits=True).value
 
@@ -362,14 +441,9 @@ def weights_file(folder: Path, epoch: int) -> Path:
 
 
 def save_state(
-    folder: Path,
-    fingerprint: dict[str, str],
-    module: nn.Module,
-    optimiser: dict[str, Any],
-    history: History,
-    keep: bool = False,
-    description: str = "",
-) -> None:
+    folder: Path, fingerprint: dict[str, str], module: nn.Module, optimiser: dict[str, Any], history: History,
+    keep: bool = False, description: str = "",
+) -> None:  # fmt: skip
     """Write the files of an epoch. keep: also the weights alone."""
     epoch = len(history)
     # Contiguous copies: safetensors refuses weights that share memory.
@@ -479,7 +553,7 @@ class GradientLog:
             parameter.requires_grad_(True)  # torch takes a hook on nothing else; it may be unfrozen later
             handles.append(parameter.register_post_accumulate_grad_hook(partial(tally.add, number)))
             parameter.requires_grad_(not frozen)
-        self.close = weakref.finalize(self, _remove, handles)
+        self.close = weakref.finalize(self, lambda: [handle.remove() for handle in handles])
 
     def take(self) -> dict[str, GradientNorm]:
         """Norms of each layer that had gradients since the last call, in the order of the network."""
@@ -500,8 +574,3 @@ def layer_of(parameter: str) -> str:
     ('layer4.0.conv1', 'stem')
     """
     return parameter.rpartition(".")[0].removesuffix("._torch_params")
-
-
-def _remove(handles: Iterable[Any]) -> None:
-    for handle in handles:
-        handle.remove()

@@ -20,7 +20,7 @@ evaluation mode. Depths: chakraborty2025cambench, Table 5.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -78,10 +78,7 @@ def small_net(classes: int = 2, size: int = 64, width: int = 16, seed: int = 0) 
 def new_head(model: Model, classes: int, names: tuple[str, ...] | None = None, seed: int = 0) -> Model:
     """Replace the layer that makes the logits, in place, by a new one with this many outputs.
 
-    Args:
-        classes: number of outputs; 1 makes a one-logit model.
-        names: of the classes.
-        seed: of the weights of the new layer.
+    classes: 1 makes a one-logit model. names: of the classes. seed: of the weights of the new layer.
     """
     if classes < 1:
         raise InputError(f"a classifier needs at least one output; got {classes}")
@@ -104,11 +101,10 @@ def new_head(model: Model, classes: int, names: tuple[str, ...] | None = None, s
                 "only linear layers and 1x1 convolutions can be exchanged"
             )
     fresh.to(old.weight.device, old.weight.dtype).train(old.training)
-    if not path:
-        module = fresh
+    if path:
+        module.set_submodule(path, fresh)
     else:
-        parent, _, last = path.rpartition(".")
-        setattr(module.get_submodule(parent), last, fresh)
+        module = fresh
     for holder, attribute in ((module, "num_classes"), (getattr(module, "config", None), "num_labels")):
         if isinstance(getattr(holder, attribute, None), int):
             setattr(holder, attribute, classes)
@@ -152,50 +148,37 @@ class Parts:
 
 def trained_parts(model: Model, image: Tensor, depth: Depth) -> Parts:
     """Parameters and modules that a depth trains. image: one model-ready image, "1 c h w"."""
-    parts = _parts(model, image, depth)
-    # Keras lists the means of BatchNorm among its parameters.
-    fixed: frozenset[str] = getattr(model.module, "statistics", frozenset())
-    return Parts(parts.parameters - fixed, parts.modules)
-
-
-def _parts(model: Model, image: Tensor, depth: Depth) -> Parts:
     module = model.module
     if depth == "all":
-        modules = frozenset(name for name, _ in module.named_modules())
-        return Parts(frozenset(name for name, _ in module.named_parameters()), modules)
-    if not isinstance(depth, str):
-        return _named_parts(module, depth)
-    if depth not in DEPTHS:
-        raise InputError(
-            f"unknown depth {depth!r}; {did_you_mean(depth, DEPTHS)}; or name modules: ('layer4', 'fc')"
-        )
-    runs = watch(model, image)
-    owners, head = _owners(module, runs), head_name(model, runs)
-    if depth == "head":
-        ends = [runs[owner].end for owner in owners.values() if owner != head]
-        moment = max((end for end in ends if end < runs[head].start), default=0)
+        inside = {name for name, _ in module.named_modules()}
+        parameters = {name for name, _ in module.named_parameters()}
+    elif not isinstance(depth, str):
+        if not depth:
+            raise InputError("no module is named; write those to be trained, such as ('layer4', 'fc')")
+        chosen = {part for name in depth for part in find_module(module, name).modules()}
+        inside = {name for name, part in module.named_modules() if part in chosen}
+        parameters = {name for name, _ in module.named_parameters() if name.rpartition(".")[0] in inside}
+        if not parameters:
+            raise InputError(f"nothing under {', '.join(depth)} has parameters that could be trained")
+    elif depth not in DEPTHS:
+        known = f"{did_you_mean(depth, DEPTHS)}; or name modules: ('layer4', 'fc')"
+        raise InputError(f"unknown depth {depth!r}; {known}")
     else:
-        moment = _boundary(model, runs, 1 if depth == "L4" else 2)
-    later = {name for name, run in runs.items() if run.start > moment}
-    inside = {name for name, _ in module.named_modules() if _nearest(name, runs) in later}
-    return Parts(frozenset(p for p, owner in owners.items() if owner in later), _with_parents(later | inside))
-
-
-def _named_parts(module: nn.Module, names: Sequence[str]) -> Parts:
-    if not names:
-        raise InputError("no module is named; write those to be trained, such as ('layer4', 'fc')")
-    chosen = {part for name in names for part in find_module(module, name).modules()}
-    inside = {name for name, part in module.named_modules() if part in chosen}
-    parameters = {name for name, _ in module.named_parameters() if name.rpartition(".")[0] in inside}
-    if not parameters:
-        raise InputError(f"nothing under {', '.join(names)} has parameters that could be trained")
-    return Parts(frozenset(parameters), _with_parents(inside))
-
-
-def _with_parents(names: set[str]) -> frozenset[str]:
-    """The modules and all that contain them: some networks apply dropout in their own forward."""
-    parents = {name.rsplit(".", i)[0] for name in names for i in range(1, name.count(".") + 1)}
-    return frozenset(names | parents | {""})
+        runs = watch(model, image)
+        owners, head = _owners(module, runs), head_name(model, runs)
+        if depth == "head":
+            ends = [runs[owner].end for owner in owners.values() if owner != head]
+            moment = max((end for end in ends if end < runs[head].start), default=0)
+        else:
+            moment = _boundary(model, runs, 1 if depth == "L4" else 2)
+        later = {name for name, run in runs.items() if run.start > moment}
+        inside = later | {name for name, _ in module.named_modules() if _nearest(name, runs) in later}
+        parameters = {parameter for parameter, owner in owners.items() if owner in later}
+    # Also all that contain these modules: some networks apply dropout in their own forward.
+    parents = {name.rsplit(".", i)[0] for name in inside for i in range(1, name.count(".") + 1)}
+    # Keras lists the means of BatchNorm among its parameters.
+    fixed: frozenset[str] = getattr(module, "statistics", frozenset())
+    return Parts(frozenset(parameters) - fixed, frozenset(inside | parents | {""}))
 
 
 @torch.no_grad()

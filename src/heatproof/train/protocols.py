@@ -5,7 +5,7 @@ C-Score (elangovan2026cscore): first the head alone, then everything at a low ra
     phase 1  backbone frozen, head trained     20 epochs  Adam 1e-4, cosine
     phase 2  all layers                        10 epochs  Adam 1e-5, label smoothing 0.1, gradient norm <= 1.0
 
-on four fifths of the images, stratified (data.stratified_split), with weights stored at epochs 1, 5, .. 30.
+on four fifths of the images, stratified (loop.stratified_split), with weights stored at epochs 1, 5, .. 30.
 The paper gives neither the optimiser of phase 2 nor its schedule: here Adam at a constant rate. It gives no
 batch size and no augmentation: 32 and none.
 
@@ -53,8 +53,7 @@ from heatproof.errors import InputError, LayerError, ModelError, did_you_mean
 from heatproof.explain.cams import safe_ratio, weighted_sum
 from heatproof.models.layers import default_layer, find_module, layout_of, picture_layers, searched_scales
 from heatproof.models.model import Model
-from heatproof.train.data import Data
-from heatproof.train.loop import Place, ProgressCallback, fit
+from heatproof.train.loop import Data, Place, ProgressCallback, fit
 from heatproof.train.recipe import CHECKPOINTS, Depth, History, Phase, Recipe, TrainedBatch
 
 TRANSFER, FINE_TUNING = "transfer", "fine-tuning"
@@ -64,20 +63,11 @@ HEAD_LR, STAGE_LR = 1e-3, 1e-4
 
 
 def two_phase_recipe(
-    head_epochs: int = 20,
-    full_epochs: int = 10,
-    head_lr: float = 1e-4,
-    full_lr: float = 1e-5,
-    head_schedule: str = "cosine",
-    full_schedule: str = "constant",
-    label_smoothing: float = 0.1,
-    clip: float | None = 1.0,
-    optimiser: str = "adam",
-    weight_decay: float = 0.0,
-    first_depth: str = "head",
-    class_weights: tuple[float, ...] | str | None = None,
-    **batches: Any,
-) -> Recipe:
+    head_epochs: int = 20, full_epochs: int = 10, head_lr: float = 1e-4, full_lr: float = 1e-5,
+    head_schedule: str = "cosine", full_schedule: str = "constant", label_smoothing: float = 0.1,
+    clip: float | None = 1.0, optimiser: str = "adam", weight_decay: float = 0.0, first_depth: str = "head",
+    class_weights: tuple[float, ...] | str | None = None, **batches: Any,
+) -> Recipe:  # fmt: skip
     """Recipe of the C-Score paper's two phases. batches: batch_size, flip, amp of the Recipe.
 
     first_depth: what phase 1 trains; "all" for a backbone that has no weights worth freezing.
@@ -92,16 +82,10 @@ def two_phase_recipe(
 
 
 def two_phase(
-    model: Model,
-    train: Data,
-    valid: Data,
-    out: Place = None,
-    seed: int = 0,
-    keep: Sequence[int] | None = None,
-    progress: ProgressCallback | None = None,
-    gradients: bool = False,
+    model: Model, train: Data, valid: Data, out: Place = None, seed: int = 0,
+    keep: Sequence[int] | None = None, progress: ProgressCallback | None = None, gradients: bool = False,
     **settings: Any,
-) -> History:
+) -> History:  # fmt: skip
     """Train by the C-Score paper's protocol; settings as for two_phase_recipe, other arguments as for fit.
 
     keep: by default the paper's epochs, and the last one.
@@ -113,19 +97,10 @@ def two_phase(
 
 
 def regime_recipe(
-    name: str,
-    depth: Depth | None = None,
-    lam: float = 0.25,
-    alpha: float = 0.25,
-    epochs: int = 5,
-    lr: float | None = None,
-    schedule: str = "constant",
-    layer: str | None = None,
-    batch_size: int = 32,
-    flip: bool = False,
-    amp: bool = False,
-    **phase: Any,
-) -> Recipe:
+    name: str, depth: Depth | None = None, lam: float = 0.25, alpha: float = 0.25, epochs: int = 5,
+    lr: float | None = None, schedule: str = "constant", layer: str | None = None, batch_size: int = 32,
+    flip: bool = False, amp: bool = False, **phase: Any,
+) -> Recipe:  # fmt: skip
     """Recipe of a regime. layer: where LeakMin's Grad-CAM reads; phase: other settings of the Phase."""
     if name not in REGIMES:
         raise InputError(f"unknown regime {name!r}; {did_you_mean(name, REGIMES)}")
@@ -169,9 +144,8 @@ class LeakMin:
         positives = data.labels == self.positive
         empty = int((~data.masks[self.part][positives].flatten(1).any(1)).sum())
         if empty:
-            raise InputError(
-                f"{empty} training images of class {self.positive} have an empty mask of {self.part!r}"
-            )
+            what = f"an empty mask of {self.part!r}"
+            raise InputError(f"{empty} training images of class {self.positive} have {what}")
         return (cam_layer(model, image, self.layer),)
 
     def __call__(self, step: TrainedBatch) -> Tensor:
@@ -200,11 +174,7 @@ def soft_gradcam(step: TrainedBatch, activations: Tensor, positive: Tensor) -> T
 
 
 def unit_mass(maps: Tensor) -> Tensor:
-    """Each map "h w" divided by its sum; one without mass stays 0.
-
-    >>> unit_mass(torch.tensor([[[1.0, 3.0]], [[0.0, 0.0]]])).tolist()
-    [[[0.25, 0.75]], [[0.0, 0.0]]]
-    """
+    """Each map "h w" divided by its sum; one without mass stays 0."""
     return safe_ratio(maps, maps.sum((1, 2), keepdim=True))
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from heatproof.models.model import Model
-    from heatproof.train.data import Data
+    from heatproof.train.loop import Data
 
 CHECKPOINTS = (1, 5, 10, 15, 20, 25, 30)  # epochs of elangovan2026cscore whose weights are stored
 SCHEDULES = ("cosine", "constant")

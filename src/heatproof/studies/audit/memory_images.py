@@ -11,10 +11,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from heatproof.errors import InputError
+from heatproof.errors import InputError, about
+from heatproof.images.arrays import to_pixels
 from heatproof.images.findings import check_labels
 from heatproof.images.kinds import Guess, guess_source
-from heatproof.images.memory import to_pixels
 from heatproof.models.model import Model
 from heatproof.show import eight_bit
 from heatproof.studies.common import write_rows
@@ -59,7 +59,8 @@ def write_images(images: Any, labels: Any, model: Model | None, folder: Path) ->
     rows = []
     for i, (image, number) in enumerate(zip(images, numbers, strict=True)):
         path = f"pictures/{i:06d}.png"
-        Image.fromarray(to_pixels(image, f"image {i}")).save(folder / path)
+        with about(f"image {i}"):
+            Image.fromarray(to_pixels(image)).save(folder / path)
         rows.append([path, *([] if number is None else [classes[number]])])
     header = ["path", *(["label"] if classes else [])]
     table = write_rows(folder / "pictures.csv", header, rows)
