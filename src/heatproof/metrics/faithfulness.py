@@ -41,7 +41,7 @@ from torch.nn import functional as F
 from heatproof.errors import InputError
 from heatproof.explain.api import explain
 from heatproof.explain.baselines import baseline_images, mixed
-from heatproof.metrics.kit import CONSTANT, Passes, cached, chunks, raw_maps
+from heatproof.metrics.kit import CONSTANT, Passes, cached, chunks, members, raw_maps
 from heatproof.metrics.results import Cause, Curve, PerImage
 from heatproof.metrics.scene import BatchContext
 from heatproof.metrics.stats import same_length
@@ -77,6 +77,7 @@ class Walk(Passes, total=False):
     baseline: str
     adaptive: bool | str
     seed: int
+    known: Known | None
 
 
 @overload
@@ -94,7 +95,7 @@ def insertion_deletion(
 def insertion_deletion(
     maps: Maps | ArrayLike | Mapping[Name, Maps | ArrayLike], targets: ArrayLike | None = None, *,
     model: Model | nn.Module, images: Images, steps: int = STEPS, baseline: str | Tensor = "blur",
-    adaptive: bool | str = False, seed: int = 0, **passes: Unpack[Passes],
+    adaptive: bool | str = False, seed: int = 0, known: Known | None = None, **passes: Unpack[Passes],
 ) -> Curve | dict[Name, Curve]:  # fmt: skip
     """Insertion and deletion curves of maps, and the areas under them.
 
@@ -111,6 +112,7 @@ def insertion_deletion(
         adaptive: compute a third of the points, where the curves bend; "decided": fewer, if the areas are
             precise enough for a comparison with those of the floors (random, edges) among the maps.
         seed: of noise.
+        known: cache of the curves of these maps; a run shares it between the metrics of one batch.
         passes: batch_size and progress, as for hp.explain.
 
     Returns:
@@ -125,9 +127,6 @@ def insertion_deletion(
         >>> insertion_deletion(torch.rand(1, 4, 4), 0, model=network, images=image, steps=4).insertion.shape
         torch.Size([1, 5])
     """
-    model = as_model(model)
-    inputs = model.check_images(images).to(model.device)
-    model, targets = bind_targets(model, inputs, targets)
     if not isinstance(steps, int) or steps < 1:
         raise InputError(f"steps must be a whole number of at least 1, got {steps!r}")
     if not isinstance(adaptive, bool) and adaptive != DECIDED:
@@ -135,10 +134,19 @@ def insertion_deletion(
     if isinstance(maps, Mapping) and not maps:
         raise InputError("maps is an empty dict; give the maps of at least one method")
     methods: Mapping[Any, Maps | ArrayLike] = maps if isinstance(maps, Mapping) else {"": maps}
-    walk = _Curves(model, inputs, methods, steps, baseline, seed)
-    with frozen_eval(model.module):
-        walk.run(Queue(model, walk.size, **passes), targets, adaptive)
-    curves = walk.results(baseline if isinstance(baseline, str) else "given", adaptive)
+    kind = baseline if isinstance(baseline, str) else "given"
+
+    def compute() -> dict[Any, Curve]:
+        network = as_model(model)
+        inputs = network.check_images(images).to(network.device)
+        network, columns = bind_targets(network, inputs, targets)
+        walk = _Curves(network, inputs, methods, steps, baseline, seed)
+        with frozen_eval(network.module):
+            walk.run(Queue(network, walk.size, **passes), columns, adaptive)
+        return walk.results(kind, adaptive)
+
+    key = steps, id(baseline) if kind == "given" else kind, adaptive, seed
+    curves = cached(known, key, compute)
     return curves if isinstance(maps, Mapping) else curves[""]
 
 
@@ -173,73 +181,33 @@ _metric = partial(
 )  # fmt: skip
 
 
-@_metric(
-    "insertion", higher_is_better=True, aliases=("insertion_auc",), title="insertion: evidence shown first"
-)
-def insertion(
-    maps: Maps | ArrayLike | Mapping[Name, Maps | ArrayLike], targets: ArrayLike | None = None, *,
-    known: Known | None = None, model: Model | nn.Module, images: Images, steps: int = STEPS,
-    baseline: str | Tensor = "blur", adaptive: bool | str = False, seed: int = 0, **passes: Unpack[Passes],
-) -> PerImage | dict[Name, PerImage]:  # fmt: skip
-    """Mean probability of the class while the map's strongest pixels are shown first.
-
-    Args:
-        maps, targets, model, images, steps, baseline, adaptive, seed, passes: as for insertion_deletion.
-        known: cache of the curves of these maps; a run shares it between the metrics of one batch.
-
-    Returns:
-        insertion, "b": the area under the curve, and insertion_at_0 to insertion_at_100, the curve at every
-        tenth of the pixels; with `adaptive` also insertion_error and insertion_points. By method for a dict.
-
-    Example:
-        >>> image = torch.ones(1, 3, 4, 4)
-        >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2))
-        >>> insertion(torch.rand(1, 4, 4), 0, model=network, images=image, steps=4)["insertion"].shape
-        torch.Size([1])
-    """
-    walk = {"steps": steps, "baseline": baseline, "adaptive": adaptive, "seed": seed}
-    return _areas("insertion", maps, targets, known, {"model": model, "images": images, **passes}, walk)
-
-
-@_metric(
-    "deletion", higher_is_better=False, aliases=("deletion_auc",), title="deletion: evidence removed first"
-)
-def deletion(
-    maps: Maps | ArrayLike | Mapping[Name, Maps | ArrayLike], targets: ArrayLike | None = None, *,
-    known: Known | None = None, model: Model | nn.Module, images: Images, steps: int = STEPS,
-    baseline: str | Tensor = "blur", adaptive: bool | str = False, seed: int = 0, **passes: Unpack[Passes],
-) -> PerImage | dict[Name, PerImage]:  # fmt: skip
-    """Mean probability of the class while the map's strongest pixels are removed first.
-
-    Args:
-        maps, targets, known, model, images, steps, baseline, adaptive, seed, passes: as for insertion.
-
-    Returns:
-        deletion, deletion_at_0 and so on, as for insertion.
-
-    Example:
-        >>> image = torch.ones(1, 3, 4, 4)
-        >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2))
-        >>> deletion(torch.rand(1, 4, 4), 0, model=network, images=image, steps=4)["deletion"].shape
-        torch.Size([1])
-    """
-    walk = {"steps": steps, "baseline": baseline, "adaptive": adaptive, "seed": seed}
-    return _areas("deletion", maps, targets, known, {"model": model, "images": images, **passes}, walk)
-
-
-def _areas(
-    name: str, maps: Any, targets: Any, known: Known | None, network: dict[str, Any], walk: dict[str, Any]
-) -> PerImage | dict[Any, PerImage]:
-    """One of both areas, from curves that both share."""
-    key = tuple(value if isinstance(value, str | int) else id(value) for value in walk.values())
-    curves = cached(known, key, lambda: insertion_deletion(maps, targets, **network, **walk))
+def _area(curves: Curve | Mapping[Hashable, Curve], name: str) -> PerImage | dict[Hashable, PerImage]:
+    """The area and the points of one of both curves."""
 
     def own(curve: Curve) -> PerImage:
         return curve.scores.only(*(key for key in curve.scores if key.partition("_")[0] == name))
 
-    if not isinstance(maps, Mapping):
-        return own(curves)
-    return {method: own(curve) for method, curve in curves.items()}
+    return own(curves) if isinstance(curves, Curve) else {key: own(curve) for key, curve in curves.items()}
+
+
+_both: Callable[..., Curve | Mapping[Hashable, Curve]] = insertion_deletion
+RETURNS = """{key}, "b": the area under the curve, and {key}_at_0 to {key}_at_100, the curve at every
+    tenth of the pixels; with `adaptive` also {key}_error and {key}_points. By method for a dict."""
+EXAMPLE = """
+>>> image = torch.ones(1, 3, 4, 4)
+>>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2))
+>>> {name}(torch.rand(1, 4, 4), 0, model=network, images=image, steps=4)["{key}"].shape""".strip()
+_score = members(_metric, _both, _area, RETURNS, EXAMPLE)
+insertion = _score(
+    "insertion", "Mean probability of the class while the map's strongest pixels are shown first.",
+    "torch.Size([1])", higher_is_better=True, aliases=("insertion_auc",),
+    title="insertion: evidence shown first",
+)  # fmt: skip
+deletion = _score(
+    "deletion", "Mean probability of the class while the map's strongest pixels are removed first.",
+    "torch.Size([1])", higher_is_better=False, aliases=("deletion_auc",),
+    title="deletion: evidence removed first",
+)  # fmt: skip
 
 
 class _Curves:
@@ -255,11 +223,16 @@ class _Curves:
     ) -> None:  # fmt: skip
         self.model, self.steps, self.count = model, steps, len(images)
         self.size = size_of(images)
+        painted = (
+            baseline_images(model, images, baseline, seed)
+            if isinstance(baseline, str)
+            else baseline.to(images)
+        )
+        same_length(images=images, baseline=painted)
         # On a GPU in the memory format the model reads, so that variants come out in it.
         layout = memory_format(images) if images.is_cuda else torch.contiguous_format
         self.images, self.baselines = (
-            at_least_float(given).contiguous(memory_format=layout)
-            for given in (images, _baselines(model, images, baseline, seed))
+            at_least_float(given).contiguous(memory_format=layout) for given in (images, painted)
         )
         self.methods = tuple(methods)
         values = [raw_maps(maps).detach().to(images.device) for maps in methods.values()]
@@ -318,10 +291,10 @@ class _Curves:
         """Compute the points `jobs`. The first visit starts with the whole images, for the targets."""
 
         def make(start: int, stop: int) -> Tensor:
-            curve, step = _divmod(jobs[start:stop], self.steps + 1)
-            kind, which = _divmod(curve, len(self.changes))
+            curve, step = jobs[start:stop] // (self.steps + 1), jobs[start:stop] % (self.steps + 1)
+            which = curve % len(self.changes)
             changed = self.changes[which] <= per_map(step, self.changes)
-            visible = changed == per_map(kind == INSERTION, changed)
+            visible = changed == per_map(curve // len(self.changes) == INSERTION, changed)
             return mixed(visible, self.images, self.baselines, which % self.count)
 
         def read(logits: Tensor, start: int, stop: int) -> Tensor:
@@ -382,17 +355,6 @@ def not_above(head: str) -> str:
     )
 
 
-def _baselines(model: Model, images: Tensor, baseline: str | Tensor, seed: int) -> Tensor:
-    if isinstance(baseline, str):
-        return baseline_images(model, images, baseline, seed)
-    same_length(images=images, baseline=baseline)
-    return baseline.to(images)
-
-
-def _divmod(numbers: Tensor, by: int) -> tuple[Tensor, Tensor]:
-    return numbers // by, numbers % by
-
-
 def change_steps(values: Tensor, size: tuple[int, ...], steps: int) -> Tensor:
     """Turn "b h w" maps into "b H W": the step, 1 to `steps`, at which each pixel changes.
 
@@ -439,13 +401,11 @@ def adaptive_plan(steps: int) -> Plan:
     the curve for a random walk whose variance per step, v, changes slowly. Between two known points L steps
     apart the sum of the unknown ones then has variance v (L^3 - L) / 12 around the straight line. v is
     estimated from the interval and its two neighbours, as their squared differences over their length, and
-    drawn towards what a random walk of the logit makes of a probability, v ~ (p (1 - p))^2, which counts as
-    much as ten steps. Both curves of a map compete for the same points; other maps do not, so a result does
-    not depend on the others in its batch.
+    drawn towards v ~ (p (1 - p))^2, a random walk of the logit, which counts as much as ten steps. Both
+    curves of a map compete for points, other maps do not.
 
-    On 3,440 curves of 215 ImageNet photographs the area is off by 0.0008 on average, by at most 0.0029 for
-    95 % and 0.005 for 99.3 % of the curves, and by 0.0104 at worst. As many points evenly spread miss 0.005
-    on 6 %. See docs/results/passes.md for what ending a walk early (`decided`) saves and what it moves.
+    On 3,440 curves of 215 ImageNet photographs the area is off by 0.0008 on average, by at most 0.005 for
+    99.3 % of the curves and by 0.0104 at worst. docs/results/passes.md has what `decided` saves and moves.
     """
     stride = -(-steps // FIRST_INTERVALS)
     left = 2 * (steps // 3 - 1 - (steps - 1) // stride)

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.metrics.kit import CONSTANT, align, ascending, cached, chunks, sized_maps
+from heatproof.metrics.kit import CONSTANT, align, ascending, cached, chunks, members, sized_maps
 from heatproof.metrics.results import Cause, PerClass, PerImage
 from heatproof.metrics.scene import BatchContext
 from heatproof.metrics.stats import as_numbers, same_length
@@ -96,128 +96,32 @@ def localise(
     return cached(known, budget, compute)
 
 
-@_metric("mask_iou", title="overlap with the object", headline=True)
-def mask_iou(
-    maps: Maps | ArrayLike, boxes: ArrayLike | None = None, masks: ArrayLike | None = None,
-    budget: float = 0.2, *, known: Known | None = None,
-) -> PerImage:  # fmt: skip
-    """Overlap (IoU) of the budget's strongest pixels with the object.
-
-    Args:
-        maps, boxes, masks, budget, known: as for localise.
-
-    Returns:
-        mask_iou, "b".
-
-    Example:
-        >>> mask_iou([[[0.9, 0.1], [0.2, 0.0]]], boxes=[[0, 0, 1, 0]], budget=0.25)["mask_iou"].tolist()
-        [0.5]
-    """
-    return localise(maps, boxes, masks, budget, known=known).only("mask_iou")
-
-
-@_metric("box_iou", title="overlap of boxes")
-def box_iou(
-    maps: Maps | ArrayLike, boxes: ArrayLike | None = None, masks: ArrayLike | None = None,
-    budget: float = 0.2, *, known: Known | None = None,
-) -> PerImage:  # fmt: skip
-    """Overlap (IoU) of the box around the budget's strongest pixels with the object's.
-
-    Args:
-        maps, boxes, masks, budget, known: as for localise.
-
-    Returns:
-        box_iou, "b".
-
-    Example:
-        >>> box_iou([[[0.9, 0.1], [0.2, 0.0]]], boxes=[[0, 0, 1, 0]], budget=0.25)["box_iou"].tolist()
-        [0.5]
-    """
-    return localise(maps, boxes, masks, budget, known=known).only("box_iou")
-
-
-@_metric("inside", aliases=("inside_share",), title="share inside the object", headline=True)
-def inside(
-    maps: Maps | ArrayLike, boxes: ArrayLike | None = None, masks: ArrayLike | None = None,
-    budget: float = 0.2, *, known: Known | None = None,
-) -> PerImage:  # fmt: skip
-    """Share of the budget's pixels that lie on the object.
-
-    Args:
-        maps, boxes, masks, budget, known: as for localise.
-
-    Returns:
-        inside, "b".
-
-    Example:
-        >>> inside([[[0.9, 0.1], [0.2, 0.0]]], boxes=[[0, 0, 1, 0]], budget=0.25)["inside"].tolist()
-        [1.0]
-    """
-    return localise(maps, boxes, masks, budget, known=known).only("inside")
-
-
-@_metric(
-    "pointing", aliases=("pointing_game",), cite="zhang2018excitation", title="peak on the object", votes=True
-)
-def pointing(
-    maps: Maps | ArrayLike, boxes: ArrayLike | None = None, masks: ArrayLike | None = None,
-    budget: float = 0.2, *, known: Known | None = None,
-) -> PerImage:  # fmt: skip
-    """Pointing game: 1 if the map's peak lies on the object.
-
-    Args:
-        maps, boxes, masks, budget, known: as for localise.
-
-    Returns:
-        pointing, "b".
-
-    Example:
-        >>> pointing([[[0.9, 0.1], [0.2, 0.0]]], boxes=[[0, 0, 1, 0]], budget=0.25)["pointing"].tolist()
-        [1.0]
-    """
-    return localise(maps, boxes, masks, budget, known=known).only("pointing")
-
-
-@_metric(
-    "reachable", higher_is_better=None, aliases=("reachable_mask_iou",), title="largest possible overlap"
-)
-def reachable(
-    maps: Maps | ArrayLike, boxes: ArrayLike | None = None, masks: ArrayLike | None = None,
-    budget: float = 0.2, *, known: Known | None = None,
-) -> PerImage:  # fmt: skip
-    """The best mask_iou of a map that spends the whole budget.
-
-    Args:
-        maps, boxes, masks, budget, known: as for localise.
-
-    Returns:
-        reachable, "b".
-
-    Example:
-        >>> reachable([[[0.9, 0.1], [0.2, 0.0]]], boxes=[[0, 0, 1, 0]], budget=0.25)["reachable"].tolist()
-        [0.5]
-    """
-    return localise(maps, boxes, masks, budget, known=known).only("reachable")
-
-
-@_metric("filled", higher_is_better=False, aliases=("filled_share",), title="budget left unused", floors=())
-def filled(
-    maps: Maps | ArrayLike, boxes: ArrayLike | None = None, masks: ArrayLike | None = None,
-    budget: float = 0.2, *, known: Known | None = None,
-) -> PerImage:  # fmt: skip
-    """Share of the budget left unused because too few pixels lie above the map's minimum.
-
-    Args:
-        maps, boxes, masks, budget, known: as for localise.
-
-    Returns:
-        filled, "b".
-
-    Example:
-        >>> filled([[[0.9, 0.1], [0.2, 0.0]]], boxes=[[0, 0, 1, 0]], budget=0.25)["filled"].tolist()
-        [0.0]
-    """
-    return localise(maps, boxes, masks, budget, known=known).only("filled")
+EXAMPLE = '>>> {name}([[[0.9, 0.1], [0.2, 0.0]]], boxes=[[0, 0, 1, 0]], budget=0.25)["{key}"].tolist()'
+_score = members(_metric, localise, PerImage.only, '{key}, "b".', EXAMPLE)
+mask_iou = _score(
+    "mask_iou", "Overlap (IoU) of the budget's strongest pixels with the object.", "[0.5]",
+    title="overlap with the object", headline=True,
+)  # fmt: skip
+box_iou = _score(
+    "box_iou", "Overlap (IoU) of the box around the budget's strongest pixels with the object's.", "[0.5]",
+    title="overlap of boxes",
+)  # fmt: skip
+inside = _score(
+    "inside", "Share of the budget's pixels that lie on the object.", "[1.0]",
+    aliases=("inside_share",), title="share inside the object", headline=True,
+)  # fmt: skip
+pointing = _score(
+    "pointing", "Pointing game: 1 if the map's peak lies on the object.", "[1.0]",
+    aliases=("pointing_game",), cite="zhang2018excitation", title="peak on the object", votes=True,
+)  # fmt: skip
+reachable = _score(
+    "reachable", "The best mask_iou of a map that spends the whole budget.", "[0.5]",
+    higher_is_better=None, aliases=("reachable_mask_iou",), title="largest possible overlap",
+)  # fmt: skip
+filled = _score(
+    "filled", "Share of the budget left unused because too few pixels lie above the map's minimum.", "[0.0]",
+    higher_is_better=False, aliases=("filled_share",), title="budget left unused", floors=(),
+)  # fmt: skip
 
 
 def name_losses(scores: PerImage, lost: Sequence[Sequence[str]]) -> PerImage:

@@ -60,6 +60,7 @@ from heatproof.metrics.kit import (
     ascending,
     cached,
     chunks,
+    members,
     pixel_maps,
     sized_maps,
 )
@@ -212,176 +213,6 @@ _metric = partial(
 )  # fmt: skip
 
 
-@_metric("fmr", aliases=("finder_mass_ratio",), title="mass on the finder patterns")
-def fmr(
-    maps: Maps | ArrayLike, finder: ArrayLike, timing: ArrayLike, box: ArrayLike, variant: str = "auc", *,
-    known: Known | None = None,
-) -> PerImage:  # fmt: skip
-    """Share of the map's mass on the finder patterns of a code.
-
-    Args:
-        maps, finder, timing, box, variant, known: as for structure.
-
-    Returns:
-        fmr, "b".
-
-    Example:
-        >>> fmr([[[3.0, 1.0], [0, 0]]], [[1, 0], [0, 0]], [[0, 1], [0, 0]], [[1, 1], [0, 0]])["fmr"]
-        tensor([0.7500])
-    """
-    return structure(maps, finder, timing, box, variant, known=known).only("fmr")
-
-
-@_metric("tmr", aliases=("timing_mass_ratio",), title="mass on the timing patterns")
-def tmr(
-    maps: Maps | ArrayLike, finder: ArrayLike, timing: ArrayLike, box: ArrayLike, variant: str = "auc", *,
-    known: Known | None = None,
-) -> PerImage:  # fmt: skip
-    """Share of the map's mass on the timing patterns of a code.
-
-    Args:
-        maps, finder, timing, box, variant, known: as for structure.
-
-    Returns:
-        tmr, "b".
-
-    Example:
-        >>> tmr([[[3.0, 1.0], [0, 0]]], [[1, 0], [0, 0]], [[0, 1], [0, 0]], [[1, 1], [0, 0]])["tmr"]
-        tensor([0.2500])
-    """
-    return structure(maps, finder, timing, box, variant, known=known).only("tmr")
-
-
-@_metric("bl", higher_is_better=False, aliases=("background_leakage",), title="leakage outside the code")
-def bl(
-    maps: Maps | ArrayLike, finder: ArrayLike, timing: ArrayLike, box: ArrayLike, variant: str = "auc", *,
-    known: Known | None = None,
-) -> PerImage:  # fmt: skip
-    """Share of the map's mass on what is not the code: leakage.
-
-    Args:
-        maps, finder, timing, box, variant, known: as for structure.
-
-    Returns:
-        bl, "b".
-
-    Example:
-        >>> bl([[[3.0, 1.0], [0, 0]]], [[1, 0], [0, 0]], [[0, 1], [0, 0]], [[1, 1], [0, 0]])["bl"]
-        tensor([0.])
-    """
-    return structure(maps, finder, timing, box, variant, known=known).only("bl")
-
-
-@_metric("auc_f", aliases=("coverage_finder",), title="coverage of the finder patterns")
-def auc_f(
-    maps: Maps | ArrayLike, finder: ArrayLike, timing: ArrayLike, box: ArrayLike, variant: str = "auc", *,
-    known: Known | None = None,
-) -> PerImage:  # fmt: skip
-    """Share of the finder patterns that the map covers, mean over thresholds.
-
-    Args:
-        maps, finder, timing, box, variant, known: as for structure.
-
-    Returns:
-        auc_f, "b".
-
-    Example:
-        >>> auc_f([[[3.0, 1.0], [0, 0]]], [[1, 0], [0, 0]], [[0, 1], [0, 0]], [[1, 1], [0, 0]])["auc_f"]
-        tensor([0.5726])
-    """
-    return structure(maps, finder, timing, box, variant, known=known).only("auc_f")
-
-
-@_metric("auc_t", aliases=("coverage_timing",), title="coverage of the timing patterns")
-def auc_t(
-    maps: Maps | ArrayLike, finder: ArrayLike, timing: ArrayLike, box: ArrayLike, variant: str = "auc", *,
-    known: Known | None = None,
-) -> PerImage:  # fmt: skip
-    """Share of the timing patterns that the map covers, mean over thresholds.
-
-    Args:
-        maps, finder, timing, box, variant, known: as for structure.
-
-    Returns:
-        auc_t, "b".
-
-    Example:
-        >>> auc_t([[[3.0, 1.0], [0, 0]]], [[1, 0], [0, 0]], [[0, 1], [0, 0]], [[1, 1], [0, 0]])["auc_t"]
-        tensor([0.2500])
-    """
-    return structure(maps, finder, timing, box, variant, known=known).only("auc_t")
-
-
-@_metric(
-    "auc_bg", higher_is_better=False, aliases=("coverage_background",), title="coverage of the background"
-)
-def auc_bg(
-    maps: Maps | ArrayLike, finder: ArrayLike, timing: ArrayLike, box: ArrayLike, variant: str = "auc", *,
-    known: Known | None = None,
-) -> PerImage:  # fmt: skip
-    """Share of the background that the map covers, mean over thresholds.
-
-    Args:
-        maps, finder, timing, box, variant, known: as for structure.
-
-    Returns:
-        auc_bg, "b".
-
-    Example:
-        >>> auc_bg([[[3.0, 1.0], [0, 0]]], [[1, 0], [0, 0]], [[0, 1], [0, 0]], [[1, 1], [0, 0]])["auc_bg"]
-        tensor([0.1774])
-    """
-    return structure(maps, finder, timing, box, variant, known=known).only("auc_bg")
-
-
-@_metric("dts", higher_is_better=False, aliases=("distance_to_structure",), title="distance to the structure")
-def dts(
-    maps: Maps | ArrayLike, finder: ArrayLike, timing: ArrayLike, box: ArrayLike, variant: str = "auc", *,
-    known: Known | None = None,
-) -> PerImage:  # fmt: skip
-    """Mean distance of the map's mass to the nearest finder or timing pattern, by the image's diagonal.
-
-    Args:
-        maps, finder, timing, box, variant, known: as for structure.
-
-    Returns:
-        dts, "b".
-
-    Example:
-        >>> dts([[[3.0, 1.0], [0, 0]]], [[1, 0], [0, 0]], [[0, 1], [0, 0]], [[1, 1], [0, 0]])["dts"]
-        tensor([0.])
-    """
-    return structure(maps, finder, timing, box, variant, known=known).only("dts")
-
-
-@_metric(
-    "structure_score",
-    bounds=(-4.0, 2.0),
-    votes=True,
-    headline=True,
-    aliases=("score",),
-    title="structure score",
-)
-def structure_map_score(
-    maps: Maps | ArrayLike, finder: ArrayLike, timing: ArrayLike, box: ArrayLike, variant: str = "auc", *,
-    known: Known | None = None,
-) -> PerImage:  # fmt: skip
-    """Coverage of both patterns, less three times that of the background and less the distance to them.
-
-    Args:
-        maps, finder, timing, box, variant, known: as for structure.
-
-    Returns:
-        score, "b".
-
-    Example:
-        >>> parts = [[1, 0], [0, 0]], [[0, 1], [0, 0]], [[1, 1], [0, 0]]
-        >>> structure_map_score([[[3.0, 1.0], [0, 0]]], *parts)["score"]
-        tensor([0.2903])
-    """
-    return structure(maps, finder, timing, box, variant, known=known).only("score")
-
-
 def structure(
     maps: Maps | ArrayLike, finder: ArrayLike, timing: ArrayLike, box: ArrayLike, variant: str = "auc", *,
     known: Known | None = None,
@@ -408,12 +239,54 @@ def structure(
         )
 
     def compute() -> PerImage:
-        scores, (flat, bare) = _score(maps, {"finder": finder, "timing": timing}, box, "box")
+        scores, (flat, bare) = _scored(maps, {"finder": finder, "timing": timing}, box, "box")
         values = dict(zip(NAMES, (scores[key] for key in _keys(("finder", "timing"))), strict=True))
         values["score"] = structure_score(*(values[name] for name in (*TERMS[variant], "dts")))
         return PerImage(values, [flat, bare._replace(names=("dts", "score"))])
 
     return cached(known, variant, compute)
+
+
+EXAMPLE = """
+>>> parts = [[1, 0], [0, 0]], [[0, 1], [0, 0]], [[1, 1], [0, 0]]
+>>> {name}([[[3.0, 1.0], [0, 0]]], *parts)["{key}"]""".strip()
+_score = members(_metric, structure, PerImage.only, '{key}, "b".', EXAMPLE)
+fmr = _score(
+    "fmr", "Share of the map's mass on the finder patterns of a code.", "tensor([0.7500])",
+    aliases=("finder_mass_ratio",), title="mass on the finder patterns",
+)  # fmt: skip
+tmr = _score(
+    "tmr", "Share of the map's mass on the timing patterns of a code.", "tensor([0.2500])",
+    aliases=("timing_mass_ratio",), title="mass on the timing patterns",
+)  # fmt: skip
+bl = _score(
+    "bl", "Share of the map's mass on what is not the code: leakage.", "tensor([0.])",
+    higher_is_better=False, aliases=("background_leakage",), title="leakage outside the code",
+)  # fmt: skip
+auc_f = _score(
+    "auc_f", "Share of the finder patterns that the map covers, mean over thresholds.", "tensor([0.5726])",
+    aliases=("coverage_finder",), title="coverage of the finder patterns",
+)  # fmt: skip
+auc_t = _score(
+    "auc_t", "Share of the timing patterns that the map covers, mean over thresholds.", "tensor([0.2500])",
+    aliases=("coverage_timing",), title="coverage of the timing patterns",
+)  # fmt: skip
+auc_bg = _score(
+    "auc_bg", "Share of the background that the map covers, mean over thresholds.", "tensor([0.1774])",
+    higher_is_better=False, aliases=("coverage_background",), title="coverage of the background",
+)  # fmt: skip
+dts = _score(
+    "dts",
+    "Mean distance of the map's mass to the nearest finder or timing pattern, by the image's diagonal.",
+    "tensor([0.])", higher_is_better=False, aliases=("distance_to_structure",),
+    title="distance to the structure",
+)  # fmt: skip
+structure_map_score = _score(
+    "structure_score",
+    "Coverage of both patterns, less three times that of the background and less the distance to them.",
+    "tensor([0.2903])", key="score", function="structure_map_score", bounds=(-4.0, 2.0), votes=True,
+    headline=True, aliases=("score",), title="structure score",
+)  # fmt: skip
 
 
 def structure_score(finder: Number, timing: Number, background: Number, distance: Number) -> Number:
@@ -454,7 +327,7 @@ def structure_parts(
     """
     if not parts:
         raise InputError("parts is empty; pass at least one mask, such as {'lung': mask}")
-    return PerImage(*_score(maps, parts, region, "region"))
+    return PerImage(*_scored(maps, parts, region, "region"))
 
 
 def _keys(parts: Sequence[str]) -> list[str]:
@@ -462,7 +335,7 @@ def _keys(parts: Sequence[str]) -> list[str]:
     return [*masses, "leakage", *coverages, "coverage_outside", "distance"]
 
 
-def _score(
+def _scored(
     maps: Maps | ArrayLike, parts: Mapping[str, ArrayLike], region: ArrayLike | None, region_name: str
 ) -> tuple[dict[str, Tensor], list[Cause]]:
     values, size = sized_maps(maps)
