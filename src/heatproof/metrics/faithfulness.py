@@ -41,14 +41,13 @@ from torch.nn import functional as F
 from heatproof.errors import InputError
 from heatproof.explain.api import explain
 from heatproof.explain.baselines import baseline_images, mixed
-from heatproof.metrics.kit import CONSTANT, Passes, cached, chunks, members, raw_maps
+from heatproof.metrics.kit import CONSTANT, Passes, bound, cached, chunks, members, raw_maps
 from heatproof.metrics.results import Cause, Curve, PerImage
 from heatproof.metrics.scene import BatchContext
 from heatproof.metrics.stats import same_length
-from heatproof.models.model import Model, as_model
+from heatproof.models.model import Model
 from heatproof.models.queue import Queue
 from heatproof.models.running import at_least_float, frozen_eval, memory_format
-from heatproof.models.targets import bind_targets
 from heatproof.registry import metric
 from heatproof.types import ArrayLike, Images, Maps, constant, per_map, size_of, upsample
 
@@ -137,9 +136,7 @@ def insertion_deletion(
     kind = baseline if isinstance(baseline, str) else "given"
 
     def compute() -> dict[Any, Curve]:
-        network = as_model(model)
-        inputs = network.check_images(images).to(network.device)
-        network, columns = bind_targets(network, inputs, targets)
+        network, inputs, columns = bound(model, images, targets)
         walk = _Curves(network, inputs, methods, steps, baseline, seed)
         with frozen_eval(network.module):
             walk.run(Queue(network, walk.size, **passes), columns, adaptive)

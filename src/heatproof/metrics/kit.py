@@ -15,14 +15,16 @@ from typing import Any, ParamSpec, TypedDict, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from heatproof.errors import InputError
 from heatproof.metrics.results import Cause as Cause
 from heatproof.metrics.results import PerImage as PerImage
 from heatproof.metrics.stats import same_length as same_length
+from heatproof.models.model import Model, as_model
+from heatproof.models.targets import bind_targets
 from heatproof.registry import Metric, check_volumes, metrics
-from heatproof.types import ArrayLike, Maps, normalise, per_map, upsample
+from heatproof.types import ArrayLike, Images, Maps, normalise, per_map, upsample
 
 P, T, Part = ParamSpec("P"), TypeVar("T"), TypeVar("Part")
 PIXELS_AT_ONCE = {"cpu": 2**20}
@@ -35,6 +37,14 @@ class Passes(TypedDict, total=False):
 
     batch_size: int | None
     progress: Callable[[int], object] | None
+
+
+def bound(model: Model | nn.Module, images: Images, targets: Any = None) -> tuple[Model, Tensor, Any]:
+    """The model with its columns bound to the targets, the images on its device, and the targets."""
+    network = as_model(model)
+    inputs = network.check_images(images).to(network.device)
+    network, columns = bind_targets(network, inputs, targets)
+    return network, inputs, columns
 
 
 def cached(known: dict[Any, T] | None, key: Hashable, compute: Callable[[], T]) -> T:
