@@ -17,7 +17,7 @@ class Examples(griffe.Extension):
 
     def on_module(self, *, mod: griffe.Module, **_: Any) -> None:
         """Read metrics that `members` makes, which are assignments in the source, from the functions."""
-        made = [name for name, own in mod.attributes.items() if str(own.value).startswith("_score(")]
+        made = [name for name, own in mod.attributes.items() if re.match(r"_\w*score\(", str(own.value))]
         if made:
             import_module(mod.path)  # griffe reads what is imported, and imports with another sys.path
             live = griffe.inspect(mod.path)

@@ -15,15 +15,11 @@ Choices where the paper is open or wrong:
 - Quantile levels are linspace(0, 0.99, 31); the AUC is their plain mean. The paper says a map that stays
   inside the finders has AUC_F 1; with quantile thresholds the zeros around it count too, and a version-1
   code's own finder mask gets 0.548387.
-- {C~ >= the q-quantile} is {C~ >= the value of rank ceil(q (n-1))}, ties included. The code uses that and
-  interpolates nothing, so only q (n-1) rounds, in float64: that is one pixel of a 21x21 map, and none at 224.
+- {C~ >= the q-quantile} is {C~ >= the value of rank ceil(q (n-1))}, ties included; nothing is interpolated.
 - Epsilon (1e-6) is added after the shared normalisation, not to the raw range, so that a rescaled map keeps
   its scores.
 - A constant map has no mass to share out: every value is NaN, although the formulas would return numbers.
 - Masks of another size are resized to the nearest pixel centre, then binarised at 0.5.
-
-D is scipy's Euclidean distance transform, the field's own and exact. It is slow beside everything else here,
-and masks repeat (every method is scored on the same images), so each distinct mask is transformed once.
 
 occlusion_drop: whether the model needs the part that the map marks. Its pixels are replaced by a baseline of
 insertion and deletion (by default a Gaussian blur of sigma 10; the paper does not say with what it occludes):
@@ -51,25 +47,14 @@ from torch import Tensor, nn
 
 from heatproof.errors import InputError, did_you_mean
 from heatproof.explain.baselines import baseline_images, mixed
+from heatproof.metrics import kit
 from heatproof.metrics.agreement import Correlation, rank_correlation
-from heatproof.metrics.kit import (
-    CONSTANT,
-    Passes,
-    align,
-    as_tensor,
-    ascending,
-    cached,
-    chunks,
-    members,
-    pixel_maps,
-    sized_maps,
-)
+from heatproof.metrics.kit import CONSTANT, Passes, align, as_tensor, bound, chunks
 from heatproof.metrics.results import Cause, PerImage
 from heatproof.metrics.scene import BatchContext
-from heatproof.models.model import Model, as_model
+from heatproof.models.model import Model
 from heatproof.models.queue import Queue
 from heatproof.models.running import at_least_float, frozen_eval
-from heatproof.models.targets import bind_targets
 from heatproof.registry import metric
 from heatproof.types import ArrayLike, Images, Maps, constant, per_map, size_of
 
@@ -111,20 +96,16 @@ def part_occlusion(
         >>> list(part_occlusion(masks, 0, model=network, images=torch.rand(1, 3, 4, 4)))
         ['drop_left', 'drop_right']
     """
-    model = as_model(model)
-    whole = at_least_float(model.check_images(images).to(model.device))
-    model, targets = bind_targets(model, whole, targets)
+    model, inputs, targets = bound(model, images, targets)
+    whole = at_least_float(inputs)
     parts = (
-        {f"drop_{name}": mask for name, mask in masks.items()}
-        if isinstance(masks, Mapping)
-        else {"drop": masks}
+        {f"drop_{k}": mask for k, mask in masks.items()} if isinstance(masks, Mapping) else {"drop": masks}
     )
     if not parts:
         raise InputError("masks is an empty dict; give at least one part, such as {'finder': mask}")
     size, count = size_of(whole), len(whole)
-    hidden = torch.stack(
-        [align(mask, size, whole, name).expand(count, *size) for name, mask in parts.items()]
-    )
+    aligned = (align(mask, size, whole, name) for name, mask in parts.items())
+    hidden = torch.stack([mask.expand(count, *size) for mask in aligned])
     filled = baseline_images(model, whole, fill, seed)
 
     def make(start: int, stop: int) -> Tensor:
@@ -144,32 +125,24 @@ def part_occlusion(
     return PerImage(drops, [Cause(NO_PIXEL, gone, (name,)) for name, gone in zip(parts, empty, strict=True)])
 
 
-@metric(
-    "occlusion_drop", needs=("model", "images", "masks"), cite=CITE, family="Causes", volumes=True,
+def _same(scores: PerImage, name: str) -> PerImage:
+    return scores
+
+
+OCCLUSION_EXAMPLE = """
+>>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2, bias=False))
+>>> _ = network[1].weight.data.fill_(0.5)
+>>> corner = torch.tensor([[1, 0], [0, 0]])
+>>> image = torch.tensor([[[[1.0, 0.0], [0.0, 0.0]]] * 3]).view(1, 3, 2, 2)
+>>> occlusion_drop(corner, 0, model=network, images=image, fill="mean")["drop"]""".strip()
+_drop_score = kit.members(
+    metric, part_occlusion, _same, 'drop, "b"; part_occlusion takes several parts.', OCCLUSION_EXAMPLE
+)
+occlusion_drop = _drop_score(
+    "occlusion_drop", "Decrease of the class's logit when a part of the image is occluded.",
+    "tensor([1.1250])", needs=("model", "images", "masks"), cite=CITE, family="Causes", volumes=True,
     not_in_a_run="it occludes one named part; call hp.metrics for it",
 )  # fmt: skip
-def occlusion_drop(
-    masks: ArrayLike, targets: ArrayLike | None = None, *, model: Model | nn.Module, images: Images,
-    fill: str = "blur", seed: int = 0, **passes: Unpack[Passes],
-) -> PerImage:  # fmt: skip
-    """Decrease of the class's logit when a part of the image is occluded.
-
-    Args:
-        masks: "b H W" or one "H W", the part.
-        targets, model, images, fill, seed, passes: as for part_occlusion, which takes several parts.
-
-    Returns:
-        drop, "b".
-
-    Example:
-        >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2, bias=False))
-        >>> _ = network[1].weight.data.fill_(0.5)
-        >>> corner = torch.tensor([[1, 0], [0, 0]])
-        >>> images = torch.tensor([[[[1.0, 0.0], [0.0, 0.0]]] * 3])
-        >>> occlusion_drop(corner, 0, model=network, images=images.view(1, 3, 2, 2), fill="mean")["drop"]
-        tensor([1.1250])
-    """
-    return part_occlusion(masks, targets, model=model, images=images, fill=fill, seed=seed, **passes)
 
 
 @metric(
@@ -234,9 +207,8 @@ def structure(
         (tensor([0.7500]), tensor([0.2500]), tensor([0.]))
     """
     if variant not in TERMS:
-        raise InputError(
-            f"unknown variant {variant!r} of the structure score; {did_you_mean(variant, TERMS)}"
-        )
+        hint = did_you_mean(variant, TERMS)
+        raise InputError(f"unknown variant {variant!r} of the structure score; {hint}")
 
     def compute() -> PerImage:
         scores, (flat, bare) = _scored(maps, {"finder": finder, "timing": timing}, box, "box")
@@ -244,13 +216,13 @@ def structure(
         values["score"] = structure_score(*(values[name] for name in (*TERMS[variant], "dts")))
         return PerImage(values, [flat, bare._replace(names=("dts", "score"))])
 
-    return cached(known, variant, compute)
+    return kit.cached(known, variant, compute)
 
 
 EXAMPLE = """
 >>> parts = [[1, 0], [0, 0]], [[0, 1], [0, 0]], [[1, 1], [0, 0]]
 >>> {name}([[[3.0, 1.0], [0, 0]]], *parts)["{key}"]""".strip()
-_score = members(_metric, structure, PerImage.only, '{key}, "b".', EXAMPLE)
+_score = kit.members(_metric, structure, PerImage.only, '{key}, "b".', EXAMPLE)
 fmr = _score(
     "fmr", "Share of the map's mass on the finder patterns of a code.", "tensor([0.7500])",
     aliases=("finder_mass_ratio",), title="mass on the finder patterns",
@@ -338,7 +310,7 @@ def _keys(parts: Sequence[str]) -> list[str]:
 def _scored(
     maps: Maps | ArrayLike, parts: Mapping[str, ArrayLike], region: ArrayLike | None, region_name: str
 ) -> tuple[dict[str, Tensor], list[Cause]]:
-    values, size = sized_maps(maps)
+    values, size = kit.sized_maps(maps)
     values = values.detach()
     masks = [align(mask, size, values, name) for name, mask in parts.items()]
     union = reduce(torch.logical_or, masks)
@@ -347,7 +319,7 @@ def _scored(
     pieces = []
     for part in chunks(values, size):
         distance = distance_to(union[part] if len(union) > 1 else union)
-        pieces.append(_measure(pixel_maps(values[part], size), [area[part] for area in areas], distance))
+        pieces.append(_measure(kit.pixel_maps(values[part], size), [area[part] for area in areas], distance))
     table = torch.cat(pieces) if pieces else values.new_zeros((0, 2 * len(masks) + 4), dtype=torch.float32)
     scores = dict(zip(_keys(tuple(parts)), table[:, 1:].unbind(1), strict=True))
     bare = ~union.flatten(1).any(1).expand(len(values))
@@ -355,10 +327,7 @@ def _scored(
 
 
 def _measure(values: Tensor, areas: Sequence[Tensor], distance: Tensor) -> Tensor:
-    """Turn "b H W" in [0, 1], the masks of the parts and of the outside, the distance field into "b columns".
-
-    The formulas as they stand, for constant maps too. Column 0 marks those, the others follow `_keys`.
-    """
+    """Table "b columns" from maps in [0, 1], also constant ones, which column 0 marks; others as `_keys`."""
     pixels = (values / (1 + EPSILON)).flatten(1)
     mass = pixels.sum(1, dtype=torch.float64) + EPSILON
     shares = [(pixels * area.flatten(1)).sum(1, dtype=torch.float64) / mass for area in areas]
@@ -371,7 +340,7 @@ def _measure(values: Tensor, areas: Sequence[Tensor], distance: Tensor) -> Tenso
 def _coverage(pixels: Tensor, areas: Sequence[Tensor]) -> list[Tensor]:
     """Mean over the thresholds of each area's share of {C~ >= tau}: "b n", each "b n" -> each "b"."""
     ranks = np.ceil(np.linspace(0, 0.99, THRESHOLDS) * (pixels.shape[1] - 1)).astype(int).tolist()
-    thresholds = ascending(pixels)[:, ranks].contiguous()
+    thresholds = kit.ascending(pixels)[:, ranks].contiguous()
     # Bin k + 1 holds the pixels at or above tau_k and below tau_k+1; summed from the top, bins become sets.
     bins = torch.searchsorted(thresholds, pixels, right=True)
 
@@ -385,7 +354,7 @@ def _coverage(pixels: Tensor, areas: Sequence[Tensor]) -> list[Tensor]:
 
 
 def distance_to(masks: Tensor) -> Tensor:
-    """Turn "b h w" bool into "b h w" float32 on the same device; infinite where a mask has no pixel.
+    """Distance to masks "b h w", float32, infinite where a mask has no pixel; each mask is transformed once.
 
     >>> distance_to(torch.tensor([[[True, False, False]]])).tolist()
     [[[0.0, 1.0, 2.0]]]
@@ -467,9 +436,8 @@ def _curves(values: ArrayLike, severities: ArrayLike) -> tuple[Tensor, Tensor]:
         )
     levels, order = levels.sort()
     if len(levels) < 2 or not torch.isfinite(levels).all() or (levels.diff() == 0).any():
-        raise InputError(
-            f"severities must be at least two different numbers; got {as_tensor(severities).tolist()}"
-        )
+        given = as_tensor(severities).tolist()
+        raise InputError(f"severities must be at least two different numbers; got {given}")
     return curves[..., order], levels
 
 
