@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from heatproof.errors import InputError, did_you_mean
-from heatproof.grids import spatial_dims
 from heatproof.models.model import Model
 from heatproof.models.running import at_least_float, memory_format
-from heatproof.types import Trace
+from heatproof.types import Trace, spatial_dims
 
 BLUR_SIGMA = 10.0
 BASELINES = ("blur", "black", "mean", "noise")  # for pixels that are hidden

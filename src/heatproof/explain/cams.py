@@ -16,11 +16,10 @@ from torch import Tensor
 
 from heatproof.errors import InputError
 from heatproof.explain.baselines import variant_scores
-from heatproof.grids import extremes
 from heatproof.models.running import computing
 from heatproof.models.tap import Tail
 from heatproof.registry import Card, explainer
-from heatproof.types import Trace, normalise, per_map, spatial_dims, upsample
+from heatproof.types import Trace, extremes, normalise, per_map, spatial_dims, upsample
 
 NEEDS = ("activations", "gradients")
 trace_cam = partial(explainer, needs=NEEDS, volumes=True, trace_only=True)

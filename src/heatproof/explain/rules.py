@@ -20,10 +20,9 @@ from torch.overrides import TorchFunctionMode
 from heatproof.errors import InputError, ModelError
 from heatproof.explain.baselines import STARTS, baseline_images
 from heatproof.explain.gradients import GRADIENT_CARD, gradient_method, over_channels, working_images
-from heatproof.grids import extremes
 from heatproof.models.running import at_least_float
 from heatproof.registry import explainer
-from heatproof.types import Signed, Trace, spatial_dims, upsample
+from heatproof.types import Signed, Trace, extremes, spatial_dims, upsample
 
 Rule = Callable[..., Any]  # called with the function and its arguments
 OWN_PASS = "a pass of its own"

@@ -8,11 +8,10 @@ the truth:
     inside   = |P & A| / |P|                     share of the budget inside the boxes, else the mask
     pointing = 1 if the first largest pixel lies in A (boxes, else mask), else 0
 
-A fixed budget of B = floor(K H W) pixels caps mask_iou at min(|A|, B) / max(|A|, B), reported as `reachable`;
-so look at the curve over K as well. Pixels at the map's minimum, after clipping, are never kept: where fewer
-than B pixels lie above it, P is those pixels, and `filled` is the share of the budget that is left unused.
-Such a map may exceed `reachable`. A constant map marks nothing: mask_iou, box_iou and inside are undefined,
-and it is a miss in the pointing game.
+A fixed budget of B = floor(K H W) pixels caps mask_iou at min(|A|, B) / max(|A|, B), reported as `reachable`.
+Pixels at the map's minimum, after clipping, are never kept: where fewer than B pixels lie above it, P is
+those, and `filled` is the share of the budget that is left unused. Such a map may exceed `reachable`. A
+constant map marks nothing: mask_iou, box_iou and inside are undefined; in the pointing game it is a miss.
 
 Cite: keak2026budget; zhang2018excitation for the pointing game.
 
@@ -157,8 +156,6 @@ def localise_curve(
 def budget_masks(maps: Maps | ArrayLike, budget: float = 0.2) -> Tensor:
     """The pixels each map keeps, "b H W" bool: its floor(budget H W) largest, but none at its minimum.
 
-    A constant map has no largest pixels: it keeps none where it is 0, else its first ones in row-major order.
-
     >>> budget_masks(torch.tensor([[[0.0, 2.0], [2.0, 1.0]]]), 0.25).int().tolist()
     [[[0, 1], [0, 0]]]
     """
@@ -231,10 +228,7 @@ def _localise(
 
 
 def _keep(pixels: Tensor, ordered: Tensor, count: int) -> Tensor:
-    """The `count` largest of each row: all above the threshold, then ties with it from the left.
-
-    None at the row's minimum, unless the whole row is one positive value.
-    """
+    """The `count` largest of each row, ties from the left; none at its minimum, unless all are equal, > 0."""
     threshold = ordered[:, -count, None]
     above, tied = pixels > threshold, pixels == threshold
     room = count - above.sum(1, keepdim=True)

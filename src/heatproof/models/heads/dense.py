@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from heatproof.errors import ModelError, TargetError
-from heatproof.grids import per_map
+from heatproof.types import per_map
 from heatproof.models.heads.base import Columns, Head, LastStep, logits_of
 from heatproof.models.heads.classes import in_unit_interval, undone_sigmoid
 
