@@ -26,7 +26,9 @@ from heatproof.models.targets import bind_targets
 from heatproof.registry import Metric, check_volumes, metrics
 from heatproof.types import ArrayLike, Images, Maps, normalise, per_map, upsample
 
-P, T, Part = ParamSpec("P"), TypeVar("T"), TypeVar("Part")
+P = ParamSpec("P")
+T = TypeVar("T")
+Part = TypeVar("Part")
 PIXELS_AT_ONCE = {"cpu": 2**20}
 CONSTANT = "the map is constant, so nothing in it stands out"
 NOT_FINITE = "a map has NaN or infinite values, as where the network's output has"

@@ -17,8 +17,8 @@ layers included; parameters of modules without one are drawn from a normal distr
 deviation they had. The class explained stays the original network's. A bias per channel undoes a shift only
 without zero padding, which does not shift along; here the first layer's response to the shift is measured and
 subtracted place by place, which away from the border is that bias. The copy's preprocessing shifts along, so
-that methods that look at the image see the same one. Ghorbani et al. search for the worst noise; here it is
-random signs, which they use as a baseline.
+that methods that look at the image see the same one. Noise is random signs, a baseline of Ghorbani et al.,
+who search for the worst (adversarial.py).
 """
 
 from __future__ import annotations
@@ -222,7 +222,10 @@ def fragility(
     causes: list[Cause] = []
     for draw in range(draws):
         changed = noisy(draw)
-        stayed = _keeps_prediction(model, inputs, targets, passes.get("batch_size"), changed)
+        stayed = torch.ones(len(inputs), dtype=torch.bool)
+        if not isinstance(model.head, OneOfMany):  # whose prediction is the class that is explained
+            logits = [all_logits(model, given, passes.get("batch_size")) for given in (inputs, changed)]
+            stayed = model.same(*logits, model.check_targets(targets, logits[0]))
         for method, maps in explain_all(model, changed, targets).items():
             same = (maps.explained == before[method].explained) & stayed.to(maps.explained.device)
             similar = map_similarity(before[method], maps)
@@ -297,16 +300,6 @@ def _shifted_copy(model: Model, images: Tensor, shift: float) -> Model:
     usual = model.preprocess
     mean = tuple(m - shift * s for m, s in zip(usual.mean, usual.std, strict=True))
     return replace(twin, preprocess=replace(usual, mean=mean))
-
-
-def _keeps_prediction(
-    model: Model, inputs: Tensor, targets: Any, batch_size: int | None, changed: Tensor
-) -> Tensor:
-    """Bool tensor "b": whether the prediction stays, if the explained class alone does not show it."""
-    if isinstance(model.head, OneOfMany):  # whose prediction is the class that is explained
-        return torch.ones(len(inputs), dtype=torch.bool)
-    before, after = (all_logits(model, given, batch_size) for given in (inputs, changed))
-    return model.same(before, after, model.check_targets(targets, before))
 
 
 def value_range(model: Model, images: Tensor) -> Tensor:

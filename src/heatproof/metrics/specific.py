@@ -85,7 +85,6 @@ _metric = partial(
 
 @_metric(
     "specificity", higher_is_better=True, cite="petsiuk2018rise", family="Faithfulness", votes=True,
-    about="Insertion minus deletion of a map, above that of its control maps.",
     parts={"weights": "above its map under random weights",
            "place": "above the rotated map"},
 )  # fmt: skip
@@ -94,7 +93,7 @@ def specificity(
     steps: int = STEPS, layer: Layers = None, seed: int = 0, then: Change | None = None,
     known: Known | None = None, **passes: Unpack[Passes],
 ) -> dict[str, PerImage]:  # fmt: skip
-    """Difference of insertion minus deletion between each map and its control maps.
+    """Insertion minus deletion of a map, above that of its control maps.
 
     Args:
         maps: by method, as `hp.explain` returns them; the methods are run again under random weights. If
@@ -125,8 +124,8 @@ def specificity(
     model, inputs, _ = bound(model, images, next(iter(maps.values())).explained.clamp(min=0))
     options: dict[str, Any] = {"seed": seed, "layer": layer, "then": then, **passes}
     rerun = {} if is_function(model.module) else {n: own for n, own in maps.items() if not is_stored(n)}
-    made = _controls(draws, known, rerun, model, inputs, **options) if rerun else []
-    controls = [dict(drawn) for drawn in made]
+    make = partial(maps_untrained, rerun, model, inputs, **options)
+    controls = [dict(cached(known, draw, partial(make, draw))) for draw in range(draws) if rerun]
     for name, own in maps.items():
         for i, control in enumerate(_stored_controls(name, own)):
             controls += [{}] * (i == len(controls))
@@ -172,7 +171,10 @@ def gains(
             if name not in drawn:
                 continue
             lost[name] |= ~finite(drawn[name]).cpu()
-            control = _unless_constant(blanked(drawn[name]), noise).to(pixels)
+            given = blanked(drawn[name])
+            control = upsample(given.values, given.image_size)  # normalising would make pixels equal
+            flat = per_map(given.degenerate, control)
+            control = torch.where(flat, noise.values.to(control), control).to(pixels)
             same[name, i] = (control == pixels).flatten(1).all(1)
             tested[name, i] = control.masked_fill(per_map(same[name, i], control), 0)  # costs no pass
     network: dict[str, Any] = {"model": model, "images": images, "baseline": painted, "steps": steps}
@@ -224,7 +226,6 @@ def painted_over(
 @_metric(
     "untrained", bounds=(-2.0, 2.0), cite="hedstrom2024sanity", family="Sanity", reruns=True,
     needs_gradients=True,
-    about="Similarity of maps to those of an untrained network, relative to two untrained networks.",
     parts={"spearman": "similarity to an untrained network's map (ranks)",
            "null": "similarity of two untrained networks' maps (ranks)",
            "excess": "excess similarity to an untrained network's map",
@@ -253,7 +254,8 @@ def untrained(
     """
     model, inputs, _ = bound(model, images, next(iter(maps.values())).explained.clamp(min=0))
     options: dict[str, Any] = {"seed": seed, "layer": layer, "then": then, **passes}
-    first, second = _controls(2, known, maps, model, inputs, **options)
+    make = partial(maps_untrained, maps, model, inputs, **options)
+    first, second = (cached(known, draw, partial(make, draw)) for draw in (0, 1))
     return {name: against_untrained(own, first[name], second[name]) for name, own in maps.items()}
 
 
@@ -275,14 +277,6 @@ def entropy(maps: Maps) -> Tensor:
     counts = torch.zeros(len(bins), BINS, device=bins.device)
     shares = counts.scatter_add_(1, bins, counts.new_ones(bins.shape)) / bins.shape[1]
     return -(shares * shares.clamp(min=1e-12).log2()).sum(1).cpu()
-
-
-def _controls(
-    draws: int, known: Known | None, maps: Mapping[str, Maps], model: Model, images: Tensor, **options: Any
-) -> list[Mapping[str, Maps]]:
-    """Maps under several draws of random weights, from the cache if they are in it."""
-    make = partial(maps_untrained, maps, model, images, **options)
-    return [cached(known, draw, partial(make, draw)) for draw in range(draws)]
 
 
 def _stored_controls(name: str, maps: Maps) -> list[Maps]:
@@ -324,8 +318,3 @@ def under_random_weights(
     """Maps that `make` computes of the network with random weights."""
     made = make(untrained_copy(model, images, seed + draw))
     return {name: then(maps) if then else maps for name, maps in made.items()}
-
-
-def _unless_constant(maps: Maps, noise: Maps) -> Tensor:
-    values = upsample(maps.values, maps.image_size)  # as they are: normalising would make pixels equal
-    return torch.where(per_map(maps.degenerate, values), noise.values.to(values), values)
