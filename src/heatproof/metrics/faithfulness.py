@@ -12,9 +12,8 @@ Cite: petsiuk2018rise; keak2026budget for the settings.
 
 Conventions and deviations: both curves start from one baseline, by default the image under a Gaussian blur of
 sigma 10 (the RISE paper deletes towards grey and inserts over a blur). Negatives are clipped and ties go in
-row-major order, as in localise. Give the true labels as `targets` for the thesis's numbers; without them the
-class is the one predicted on the whole image. A constant map orders nothing: its curves and areas are NaN,
-with a reason, and cost no pass.
+row-major order, as in localise. The thesis's numbers need the true labels as `targets`. A constant map orders
+nothing: its curves and areas are NaN, with a reason, and cost no pass.
 
 The adaptive forms are not in the papers. adaptive=True visits a third of the points, where the curves bend
 (see adaptive_plan), and draws straight lines between them. adaptive="decided" ends a map's walk earlier,
@@ -23,8 +22,7 @@ It is the default of a run, which computes the floors for it even if they are no
 `insertion_error` and `deletion_error` are standard errors of the areas.
 
 Cost: an image's two end points serve both curves of every method, so m methods and b images take
-2 b + 2 m b (n - 1) inputs, in one queue of full batches. A variant is a comparison of ranks, made on the
-device when its batch is up.
+2 b + 2 m b (n - 1) inputs, in one queue of full batches.
 """
 
 from __future__ import annotations
@@ -103,7 +101,7 @@ def insertion_deletion(
             which returns a dict: all methods share one queue and each image's end points.
         targets: the class whose probability counts, one or one per image: the true label; default: the
             class predicted on the whole image.
-        model, images: the network, and what was explained, as for hp.explain.
+        model, images, passes: as for hp.explain.
         steps: points of a curve, without its start.
         baseline: what deleted pixels become: "blur" (Gaussian, sigma 10), "black" (before normalisation),
             "mean" (the image's own, per channel) or "noise" (standard normal, by the seed, the same for every
@@ -112,7 +110,6 @@ def insertion_deletion(
             precise enough for a comparison with those of the floors (random, edges) among the maps.
         seed: of noise.
         known: cache of the curves of these maps; a run shares it between the metrics of one batch.
-        passes: batch_size and progress, as for hp.explain.
 
     Returns:
         Curves `insertion` and `deletion`, "b n+1", NaN where `scores` have a reason, with insertion_auc and
@@ -143,7 +140,7 @@ def insertion_deletion(
         return walk.results(kind, adaptive)
 
     key = steps, id(baseline) if kind == "given" else kind, adaptive, seed
-    curves = cached(known, key, compute)
+    curves: dict[Any, Curve] = cached(known, key, compute)
     return curves if isinstance(maps, Mapping) else curves[""]
 
 
@@ -210,8 +207,8 @@ deletion = _score(
 class _Curves:
     """All curves of all maps, and the inputs of their points.
 
-    A point is one number: its place in `curves`, "2 m n+1" laid flat (insertion and deletion, maps of all
-    methods one after the other, steps). A list of such numbers is a list of jobs.
+    A point, or job, is one number: its place in `curves`, "2 m n+1" laid flat (both kinds, maps of all
+    methods, steps).
     """
 
     def __init__(

@@ -64,9 +64,8 @@ def members(
 ) -> Callable[..., Callable[P, Part]]:  # fmt: skip
     """Make metrics that each read one score of what `family` returns, with a signature and a docstring.
 
-    The result takes the metric's name, its summary, the value of the example, and the facts to register;
-    key and function: the names of score and function where these are others. {name} and {key} in `returns`
-    and `example` stand for them.
+    The result takes the metric's name, its summary, the value of the example, the facts to register, and the
+    names of score and function where these are others, {key} and {name} in `returns` and `example`.
     """
     signature = inspect.signature(family)
     signature = signature.replace(return_annotation=inspect.signature(read).return_annotation)

@@ -22,9 +22,9 @@ its mean gradient wherever it is active, has not. A run makes its mosaics of at 
 
 Cite: rao2022towards (GridPG and DiFull). There mosaics hold n^2 classes; here fewer will do, with k = 2 for
 two classes. Mass is counted on the map's own grid, each value evenly over its square: enlarged bilinearly, a
-map that is right would spill over the border. Cells have the images' size where the network takes mosaics
-that large; otherwise (a ViT, a fixed head) images are shrunk, and the network must be sure of them shrunk
-(and enlarged again) too. A class whose map is constant is left out of its mosaic's mean.
+correct map would spill over the border. Cells have the images' size where the network takes mosaics that
+large; otherwise images are shrunk, and the network must be sure of them shrunk (and enlarged again) too. A
+class whose map is constant is left out of its mosaic's mean.
 """
 
 from __future__ import annotations
@@ -245,13 +245,11 @@ def grid_pointing(
         methods: names, with optional options.
         labels: "b", the images' classes: only correctly classified images are used; default: all that the
             network classifies confidently.
-        model, images: as for hp.explain.
+        model, images, layer, passes: as for hp.explain.
         cells: along each side of a mosaic.
         confident: the least probability of an image's class.
         mosaics: their number; default: as many as use each image about once.
-        layer: the layer that CAMs read, as for hp.explain.
         seed: of the places of images, and of methods that draw random numbers.
-        passes: batch_size and progress, as for hp.explain.
 
     Returns:
         By method: inside and above (chance), each "m", one for each mosaic.

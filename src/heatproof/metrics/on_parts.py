@@ -29,8 +29,8 @@ Class 0 of a one-logit model is read as -z. A mask without a pixel occludes noth
 
 bl_slope, aurc: changes of scores under distortion. For a metric m at severities s of a distortion:
     slope = least-squares slope of m on s,   aurc = trapezoid of m(s) / m(0) over s (1: it does not move)
-Both are averaged over the distortions. The paper does not say how either is computed; these are the plain
-readings. A curve with an undefined point is left out and `n` counts the rest; m(0) = 0 is undefined.
+Both are means over the distortions, plain readings of a paper without formulas. A curve with an undefined
+point is left out and `n` counts the rest; m(0) = 0 is undefined.
 """
 
 from __future__ import annotations
@@ -82,10 +82,8 @@ def part_occlusion(
         masks: "b H W" or one "H W" (any size; resized to the nearest pixel), or a dict of them by part. Each
             image is run once whole and once per part, all in one queue.
         targets: the class, one or one per image; default: the prediction.
-        model, images: the network, and its images, as for hp.explain.
-        fill: "blur", "black", "mean" or "noise", as baseline of insertion_deletion.
-        seed: of noise.
-        passes: batch_size and progress, as for hp.explain.
+        model, images, passes: as for hp.explain.
+        fill, seed: "blur", "black", "mean" or "noise", as baseline of insertion_deletion; the seed of noise.
 
     Returns:
         drop, or drop_<part> of each part.

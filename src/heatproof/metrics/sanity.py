@@ -86,15 +86,13 @@ def parameter_randomisation(
     Args:
         methods: names, with optional options.
         targets: the explained class, one or one per image; default: the prediction.
-        model, images: as for hp.explain.
+        model, images, layer, passes: as for hp.explain.
         depths: number of depths, from the head alone to the whole network, evenly spread over its
             modules; None: every module. Each depth is one shared pass for all methods.
         budget: "enough": methods that repeat a pass do so only as often as the ranks of their pixels require;
             "full": as often as by default.
-        layer: the layer that CAMs read, as for hp.explain.
         seed: of the weights, and of methods that draw.
         known: cache of maps of the unchanged network; a run shares it between the metrics of one batch.
-        passes: batch_size and progress, as for hp.explain.
 
     Returns:
         By method: curves ssim and spearman, "b depths"; x: the module down to which the network is random,
@@ -224,8 +222,8 @@ def fragility(
         changed = noisy(draw)
         stayed = torch.ones(len(inputs), dtype=torch.bool)
         if not isinstance(model.head, OneOfMany):  # whose prediction is the class that is explained
-            logits = [all_logits(model, given, passes.get("batch_size")) for given in (inputs, changed)]
-            stayed = model.same(*logits, model.check_targets(targets, logits[0]))
+            first, then = (all_logits(model, given, passes.get("batch_size")) for given in (inputs, changed))
+            stayed = model.same(first, then, model.check_targets(targets, first))
         for method, maps in explain_all(model, changed, targets).items():
             same = (maps.explained == before[method].explained) & stayed.to(maps.explained.device)
             similar = map_similarity(before[method], maps)

@@ -101,12 +101,11 @@ def specificity(
             function), `weights` is NaN.
         model, images: the network that was explained, and the images, model-ready, "b c H W".
         draws, steps: number of networks with random weights, and of steps of each curve.
-        layer: the layer that CAMs read, as given to `hp.explain`.
+        layer, passes: as for hp.explain.
         seed: of the random weights, and of methods that draw, as given to `hp.explain`.
         then: function that was applied to the maps (a run rounds them to store them), and is applied to
             the control maps too, so that rounding is no difference between them.
         known: cache of maps under random weights by draw; new ones are added.
-        passes: batch_size and progress, as for hp.explain.
 
     Returns:
         By method: weights and place, each "b".
@@ -125,7 +124,8 @@ def specificity(
     options: dict[str, Any] = {"seed": seed, "layer": layer, "then": then, **passes}
     rerun = {} if is_function(model.module) else {n: own for n, own in maps.items() if not is_stored(n)}
     make = partial(maps_untrained, rerun, model, inputs, **options)
-    controls = [dict(cached(known, draw, partial(make, draw))) for draw in range(draws) if rerun]
+    drawn: list[Mapping[str, Maps]] = [cached(known, i, partial(make, i)) for i in range(draws) if rerun]
+    controls = [dict(own) for own in drawn]
     for name, own in maps.items():
         for i, control in enumerate(_stored_controls(name, own)):
             controls += [{}] * (i == len(controls))
