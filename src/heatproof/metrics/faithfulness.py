@@ -62,7 +62,6 @@ SURE = 3.0  # errors by which an area must lie above or below that of a floor
 CURVE_POINTS = range(0, 101, 10)  # per cent of the pixels
 FLOORS = ("random", "edges")
 Name = TypeVar("Name", bound=Hashable)  # of a method
-Known = dict[Any, Any]  # curves of the same maps, by options
 
 
 class Walk(Passes, total=False):
@@ -74,7 +73,6 @@ class Walk(Passes, total=False):
     baseline: str
     adaptive: bool | str
     seed: int
-    known: Known | None
 
 
 @overload
@@ -92,7 +90,7 @@ def insertion_deletion(
 def insertion_deletion(
     maps: Maps | ArrayLike | Mapping[Name, Maps | ArrayLike], targets: ArrayLike | None = None, *,
     model: Model | nn.Module, images: Images, steps: int = STEPS, baseline: str | Tensor = "blur",
-    adaptive: bool | str = False, seed: int = 0, known: Known | None = None, **passes: Unpack[Passes],
+    adaptive: bool | str = False, seed: int = 0, **passes: Unpack[Passes],
 ) -> Curve | dict[Name, Curve]:  # fmt: skip
     """Insertion and deletion curves of maps, and the areas under them.
 
@@ -101,7 +99,7 @@ def insertion_deletion(
             which returns a dict: all methods share one queue and each image's end points.
         targets: the class whose probability counts, one or one per image: the true label; default: the
             class predicted on the whole image.
-        model, images, passes: as for hp.explain.
+        model, images, passes: as for hp.explain; passes are batch_size and progress.
         steps: points of a curve, without its start.
         baseline: what deleted pixels become: "blur" (Gaussian, sigma 10), "black" (before normalisation),
             "mean" (the image's own, per channel) or "noise" (standard normal, by the seed, the same for every
@@ -109,7 +107,6 @@ def insertion_deletion(
         adaptive: compute a third of the points, where the curves bend; "decided": fewer, if the areas are
             precise enough for a comparison with those of the floors (random, edges) among the maps.
         seed: of noise.
-        known: cache of the curves of these maps; a run shares it between the metrics of one batch.
 
     Returns:
         Curves `insertion` and `deletion`, "b n+1", NaN where `scores` have a reason, with insertion_auc and
@@ -130,32 +127,24 @@ def insertion_deletion(
     if isinstance(maps, Mapping) and not maps:
         raise InputError("maps is an empty dict; give the maps of at least one method")
     methods: Mapping[Any, Maps | ArrayLike] = maps if isinstance(maps, Mapping) else {"": maps}
-    kind = baseline if isinstance(baseline, str) else "given"
-
-    def compute() -> dict[Any, Curve]:
-        network, inputs, columns = bound(model, images, targets)
-        walk = _Curves(network, inputs, methods, steps, baseline, seed)
-        with frozen_eval(network.module):
-            walk.run(Queue(network, walk.size, **passes), columns, adaptive)
-        return walk.results(kind, adaptive)
-
-    key = steps, id(baseline) if kind == "given" else kind, adaptive, seed
-    curves: dict[Any, Curve] = cached(known, key, compute)
+    model, inputs, targets = bound(model, images, targets)
+    walk = _Curves(model, inputs, methods, steps, baseline, seed)
+    with frozen_eval(model.module):
+        walk.run(Queue(model, walk.size, **passes), targets, adaptive)
+    curves = walk.results(baseline if isinstance(baseline, str) else "given", adaptive)
     return curves if isinstance(maps, Mapping) else curves[""]
 
 
-def _in_a_run(
-    function: Callable[..., Any], context: BatchContext, options: dict[str, Any]
-) -> dict[str, PerImage]:
-    """Adaptive unless the study sets another mode, or so few steps that nothing can be saved."""
+def _in_a_run(_: Callable[..., Any], context: BatchContext, options: dict[str, Any]) -> dict[str, PerImage]:
+    """Both areas, adaptive unless the study sets another mode, or so few steps that nothing can be saved."""
     options = {"adaptive": can_adapt(options.get("steps", STEPS)) and DECIDED, **options}
-    known = context.cache("insertion_deletion", *context.maps)
     maps = dict(context.maps)
     if options["adaptive"] == DECIDED:
-        maps |= cached(known, "floors", lambda: _absent_floors(context))
+        floors = context.cache("floors of insertion and deletion", *context.maps)
+        maps |= cached(floors, "", lambda: _absent_floors(context))
     network = {"model": context.model, "images": context.batch.images, **context.passes}
-    scores = function(maps, context.classes, known=known, **network, **options)
-    return {method: scores[method] for method in context.maps}
+    curves = insertion_deletion(maps, context.classes, **network, **options)
+    return {method: curves[method].scores for method in context.maps}
 
 
 def _absent_floors(context: BatchContext) -> dict[str, Maps]:

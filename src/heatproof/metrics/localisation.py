@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.metrics.kit import CONSTANT, align, ascending, cached, chunks, members, sized_maps
+from heatproof.metrics.kit import CONSTANT, align, ascending, chunks, members, sized_maps
 from heatproof.metrics.results import Cause, PerClass, PerImage
 from heatproof.metrics.scene import BatchContext
 from heatproof.metrics.stats import as_numbers, same_length
@@ -43,19 +43,14 @@ from heatproof.types import ArrayLike, Maps, spatial_dims, upsample
 BUDGETS = tuple(percent / 100 for percent in range(5, 51, 5))
 KEYS = ("mask_iou", "box_iou", "inside", "reachable", "filled")
 NO_TRUTH = "the image has no box and no mask pixel"
-Known = dict[Any, PerImage]  # results of localise on the same maps, by budget
 
 
-def _in_a_run(
-    function: Callable[..., Any], context: BatchContext, options: dict[str, Any]
-) -> dict[str, PerImage]:
+def _in_a_run(_: Callable[..., Any], context: BatchContext, options: dict[str, Any]) -> dict[str, PerImage]:
+    """All scores, of which each metric reads its own."""
     truth = context.batch.truth
     assert truth is not None
     masks = torch.stack(list(truth.masks.values())).any(0) if truth.masks else None
-    scores = {
-        method: function(maps, truth.boxes, masks, known=context.cache("localise", method), **options)
-        for method, maps in context.maps.items()
-    }
+    scores = {method: localise(maps, truth.boxes, masks, **options) for method, maps in context.maps.items()}
     return {method: name_losses(own, truth.lost) for method, own in scores.items()}
 
 
@@ -68,7 +63,7 @@ _metric = partial(
 
 def localise(
     maps: Maps | ArrayLike, boxes: ArrayLike | None = None, masks: ArrayLike | None = None,
-    budget: float = 0.2, *, known: Known | None = None,
+    budget: float = 0.2,
 ) -> PerImage:  # fmt: skip
     """Budgeted overlap of maps with boxes or masks, and the pointing game.
 
@@ -77,7 +72,6 @@ def localise(
         boxes: one (x0, y0, x1, y1) or a list of them for each image.
         masks: "b H W" or "H W", of any size; for volumes "b D H W", which have no boxes.
         budget: share of the pixels that a map may mark.
-        known: cache of the results on these maps; a run shares it between the metrics of one batch.
 
     Returns:
         mask_iou, box_iou, inside, pointing, reachable and filled, each "b".
@@ -87,12 +81,8 @@ def localise(
         >>> scores["mask_iou"].tolist(), scores["pointing"].tolist()
         ([0.5], [1.0])
     """
-
-    def compute() -> PerImage:
-        curves, hits, causes = _localise(maps, boxes, masks, (budget,))
-        return PerImage({name: curve[:, 0] for name, curve in curves.items()} | {"pointing": hits}, causes)
-
-    return cached(known, budget, compute)
+    curves, hits, causes = _localise(maps, boxes, masks, (budget,))
+    return PerImage({name: curve[:, 0] for name, curve in curves.items()} | {"pointing": hits}, causes)
 
 
 EXAMPLE = '>>> {name}([[[0.9, 0.1], [0.2, 0.0]]], boxes=[[0, 0, 1, 0]], budget=0.25)["{key}"].tolist()'

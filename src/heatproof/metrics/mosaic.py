@@ -245,7 +245,7 @@ def grid_pointing(
         methods: names, with optional options.
         labels: "b", the images' classes: only correctly classified images are used; default: all that the
             network classifies confidently.
-        model, images, layer, passes: as for hp.explain.
+        model, images, layer, passes: as for hp.explain; passes are batch_size and progress.
         cells: along each side of a mosaic.
         confident: the least probability of an image's class.
         mosaics: their number; default: as many as use each image about once.

@@ -69,7 +69,6 @@ GAP = "every distortion has a severity at which the metric is not defined"
 NO_START = "the metric is 0 or not defined at severity 0 (or later) under every distortion"
 CITE = "chakraborty2025cambench"
 Number = TypeVar("Number", float, Tensor)
-Known = dict[Any, PerImage]  # results of structure on the same maps, by variant
 
 
 def part_occlusion(
@@ -82,7 +81,7 @@ def part_occlusion(
         masks: "b H W" or one "H W" (any size; resized to the nearest pixel), or a dict of them by part. Each
             image is run once whole and once per part, all in one queue.
         targets: the class, one or one per image; default: the prediction.
-        model, images, passes: as for hp.explain.
+        model, images, passes: as for hp.explain; passes are batch_size and progress.
         fill, seed: "blur", "black", "mean" or "noise", as baseline of insertion_deletion; the seed of noise.
 
     Returns:
@@ -163,17 +162,13 @@ def occlusion_correlation(mass: ArrayLike, drop: ArrayLike) -> Correlation:
     return rank_correlation(mass, drop, ("mass", "drop"))
 
 
-def _in_a_run(
-    function: Callable[..., Any], context: BatchContext, options: dict[str, Any]
-) -> dict[str, PerImage]:
+def _in_a_run(_: Callable[..., Any], context: BatchContext, options: dict[str, Any]) -> dict[str, PerImage]:
+    """All scores, of which each metric reads its own."""
     assert context.batch.truth is not None
     masks = context.batch.truth.masks
     parts = masks["finder"], masks["timing"], masks["box"]
     nothing = Cause(NO_CODE, ~masks["box"].flatten(1).any(1))
-    scores = {
-        method: function(maps, *parts, known=context.cache("structure", method), **options)
-        for method, maps in context.maps.items()
-    }
+    scores = {method: structure(maps, *parts, **options) for method, maps in context.maps.items()}
     # The shares of an empty mask are 0 and 1 for every map, so means leave them out.
     return {method: PerImage(own, [nothing, *own.causes]) for method, own in scores.items()}
 
@@ -185,16 +180,14 @@ _metric = partial(
 
 
 def structure(
-    maps: Maps | ArrayLike, finder: ArrayLike, timing: ArrayLike, box: ArrayLike, variant: str = "auc", *,
-    known: Known | None = None,
-) -> PerImage:  # fmt: skip
+    maps: Maps | ArrayLike, finder: ArrayLike, timing: ArrayLike, box: ArrayLike, variant: str = "auc"
+) -> PerImage:
     """Mass, coverage, leakage and distance of maps on the parts of a QR code, and their sum.
 
     Args:
         maps: Maps, or "b h w".
         finder, timing, box: masks of both patterns and of the code, "b H W" or one "H W" for all.
         variant: what the score sums up: coverages, "auc", or masses, "mass".
-        known: cache of the results on these maps; a run shares it between the metrics of one batch.
 
     Returns:
         fmr, tmr, bl, auc_f, auc_t, auc_bg, dts and score, each "b".
@@ -207,14 +200,10 @@ def structure(
     if variant not in TERMS:
         hint = did_you_mean(variant, TERMS)
         raise InputError(f"unknown variant {variant!r} of the structure score; {hint}")
-
-    def compute() -> PerImage:
-        scores, (flat, bare) = _scored(maps, {"finder": finder, "timing": timing}, box, "box")
-        values = dict(zip(NAMES, (scores[key] for key in _keys(("finder", "timing"))), strict=True))
-        values["score"] = structure_score(*(values[name] for name in (*TERMS[variant], "dts")))
-        return PerImage(values, [flat, bare._replace(names=("dts", "score"))])
-
-    return kit.cached(known, variant, compute)
+    scores, (flat, bare) = _scored(maps, {"finder": finder, "timing": timing}, box, "box")
+    values = dict(zip(NAMES, (scores[key] for key in _keys(("finder", "timing"))), strict=True))
+    values["score"] = structure_score(*(values[name] for name in (*TERMS[variant], "dts")))
+    return PerImage(values, [flat, bare._replace(names=("dts", "score"))])
 
 
 EXAMPLE = """

@@ -86,7 +86,7 @@ def parameter_randomisation(
     Args:
         methods: names, with optional options.
         targets: the explained class, one or one per image; default: the prediction.
-        model, images, layer, passes: as for hp.explain.
+        model, images, layer, passes: as for hp.explain; passes are batch_size and progress.
         depths: number of depths, from the head alone to the whole network, evenly spread over its
             modules; None: every module. Each depth is one shared pass for all methods.
         budget: "enough": methods that repeat a pass do so only as often as the ranks of their pixels require;

@@ -101,7 +101,7 @@ def specificity(
             function), `weights` is NaN.
         model, images: the network that was explained, and the images, model-ready, "b c H W".
         draws, steps: number of networks with random weights, and of steps of each curve.
-        layer, passes: as for hp.explain.
+        layer, passes: as for hp.explain; passes are batch_size and progress.
         seed: of the random weights, and of methods that draw, as given to `hp.explain`.
         then: function that was applied to the maps (a run rounds them to store them), and is applied to
             the control maps too, so that rounding is no difference between them.
