@@ -1,9 +1,10 @@
-"""For the API reference: examples of docstrings get the heading that the Google style knows."""
+"""For the API reference: headings of examples as in the Google style, and functions that a function made."""
 
 from __future__ import annotations
 
 import re
 import textwrap
+from importlib import import_module
 from typing import Any
 
 import griffe
@@ -13,6 +14,15 @@ PROMPT = re.compile(r"^>>> .*?(?=\n\n(?!>>> )|\Z)", re.MULTILINE | re.DOTALL)
 
 class Examples(griffe.Extension):
     """Put the heading "Examples:" before the examples of a docstring."""
+
+    def on_module(self, *, mod: griffe.Module, **_: Any) -> None:
+        """Read metrics that `members` makes, which are assignments in the source, from the functions."""
+        made = [name for name, own in mod.attributes.items() if re.match(r"_\w*score\(", str(own.value))]
+        if made:
+            import_module(mod.path)  # griffe reads what is imported, and imports with another sys.path
+            live = griffe.inspect(mod.path)
+            for name in made:
+                mod.set_member(name, live.members[name])
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is not None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from heatproof.verdict.look import looks
 from torch import Tensor
 
 from heatproof.contrast.pair import Pair, make_pair
@@ -28,7 +29,6 @@ from heatproof.train.networks import small_net
 from heatproof.train.recipe import Phase, Recipe
 from heatproof.verdict.data import read_run
 from heatproof.verdict.judge import judge
-from heatproof.verdict.look import looks
 
 SIDE, WIDTH, EACH = 48, 8, 300
 FASTER = 2e-3  # learning rate: these networks know little that could be lost

@@ -1,8 +1,7 @@
 """Registries of methods and metrics, filled by the decorators @explainer and @metric.
 
-The modules of heatproof, and those that plug-ins name under the entry points "heatproof.explainers" and
-"heatproof.metrics", are imported when a registry is first read. Methods of other packages have a prefix, as
-in "captum:IntegratedGradients": see explain/providers.
+The modules of heatproof and of plug-ins (entry points "heatproof.explainers" and "heatproof.metrics") are
+imported when a registry is first read. Methods of other packages have a prefix: see explain/providers.
 """
 
 from __future__ import annotations
@@ -106,10 +105,9 @@ class Metric(Entry):
     or, for the last two, a PerClass.
     """
 
-    level: str = "image"  # of LEVELS
+    level: str = "image"
     higher_is_better: bool | None = None
     bounds: tuple[float, float] = (float("-inf"), float("inf"))
-    about: str = ""  # a sentence, where the function's own is about several metrics or its arguments
     title: str = ""  # in a few plain words
     family: str = "Other"  # its heading in the table
     parts: Mapping[str, str] = field(default_factory=dict)  # titles of the further numbers that it returns
@@ -128,22 +126,16 @@ class Metric(Entry):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.level not in LEVELS:
-            levels = f"{', '.join(LEVELS[:-1])} or {LEVELS[-1]}"
-            raise InputError(f"metric {self.name}: level is {levels}; got {self.level!r}")
+        if self.level not in ("image", "class", "checkpoint"):
+            raise InputError(f"metric {self.name}: level is image, class or checkpoint; got {self.level!r}")
 
     def __call__(self, function: Function) -> Function:
         metrics.add(replace(self, function=function))
         return function
 
-    @property
-    def summary(self) -> str:
-        return self.about or super().summary
-
 
 REQUIRED = inspect.Parameter.empty  # the default of an option that must be given
 REPEATS = ("samples", "masks", "steps", "channels")  # options that set the number of passes
-LEVELS = ("image", "class", "checkpoint")
 EntryT = TypeVar("EntryT", bound=Entry)
 
 
@@ -255,9 +247,8 @@ def parse_call(text: str) -> tuple[str, dict[str, Any]]:
         assert isinstance(call, ast.Call) and not call.args
         return name.strip(), {str(k.arg): _literal(k.value) for k in call.keywords}
     except (SyntaxError, ValueError, AssertionError):
-        raise InputError(
-            f"cannot read {text!r}; write a name and options, such as lime(samples=200)"
-        ) from None
+        hint = "write a name and options, such as lime(samples=200)"
+        raise InputError(f"cannot read {text!r}; {hint}") from None
 
 
 def _literal(node: ast.expr) -> Any:

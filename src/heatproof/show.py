@@ -1,12 +1,8 @@
 """Colours, overlays of maps on images, and HTML for notebooks. Pillow only.
 
 An overlay is (1 - alpha) grey + alpha colour(map). The colour maps are perceptually uniform and stored as
-sixteen points, linear in between; that is within 7 of 255 of matplotlib's tables.
-
-A few pixels of a gradient are many times as large as the others, so that its map is nearly black on a linear
-scale. For display only, maps with a value for every pixel are scaled to their 99th percentile (`brightened`).
-
-HTML for notebooks loads nothing: images are small PNG files inside it, and every text is escaped.
+sixteen points, linear in between; that is within 7 of 255 of matplotlib's tables. HTML loads nothing: images
+are small PNG files inside it, and every text is escaped.
 """
 
 from __future__ import annotations
@@ -61,9 +57,9 @@ def _array(values: Any) -> np.ndarray:
 
 
 def brightened(heat: np.ndarray) -> np.ndarray:
-    """Maps "b H W" in [0, 1], each divided by its 99th percentile and clipped at 1.
+    """Maps "b H W" in [0, 1], each divided by its 99th percentile, unless that is 0, and clipped at 1.
 
-    Maps whose 99th percentile is 0 stay as they are.
+    For display: a few pixels of a gradient are many times as large as the others.
     """
     limit = np.quantile(heat.reshape(len(heat), -1), 0.99, axis=1).astype(heat.dtype)
     limit = limit.reshape(-1, *[1] * (heat.ndim - 1))

@@ -1,4 +1,4 @@
-"""Types that pass between packages: Batch, Trace, Maps; Score and Unit are in rows.py.
+"""Types that pass between packages: Batch, Trace, Maps (Score and Unit: rows.py); operations on maps.
 
 Shapes are written as axis names: b images, c channels, h w at the map's size, H W at the image's. Volumes
 have a third axis in front of these two: their images are "b c D H W", their maps "b d h w".
@@ -6,6 +6,7 @@ have a third axis in front of these two: their images are "b c D H W", their map
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,7 +20,6 @@ from PIL import Image
 from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.grids import constant, normalise, per_map, size_of, spatial_dims, upsample  # noqa: F401, for all
 from heatproof.rows import Score as Score
 from heatproof.rows import Unit as Unit
 from heatproof.show import Strip, as_pictures, brightened, colours, hottest, overlay, pixels, sections, text
@@ -37,6 +37,61 @@ Picture = str | PathLike[str] | Image.Image
 Targets: TypeAlias = "ArrayLike | tuple[ArrayLike, ArrayLike] | Callable[[Any], Tensor]"
 # Model-ready "b c H W" or "b c D H W", or images and files that go through preprocessing.
 Images: TypeAlias = "ArrayLike | Picture | Sequence[Picture]"
+
+
+def size_of(images: Tensor) -> tuple[int, ...]:
+    """Height and width of "b c H W"; depth, height and width of "b c D H W"."""
+    return tuple(int(side) for side in images.shape[2:])
+
+
+def spatial_dims(maps: Tensor, first: int = 1) -> tuple[int, ...]:
+    """The spatial axes of a tensor: those from `first` on."""
+    return tuple(range(first, maps.ndim))
+
+
+def per_map(numbers: Tensor, maps: Tensor) -> Tensor:
+    """Reshape "b" numbers to "b 1 1" or "b 1 1 1", to broadcast over maps."""
+    return numbers.reshape(-1, *[1] * (maps.ndim - 1))
+
+
+def extremes(values: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Minimum and maximum over axes, with keepdim; aminmax takes several times as long on a CPU."""
+    return values.amin(dims, keepdim=True), values.amax(dims, keepdim=True)
+
+
+def normalise(values: Tensor) -> Tensor:
+    """Clip negatives, then min-max each map to [0, 1]; a constant map becomes all zeros.
+
+    >>> normalise(torch.tensor([[[-1.0, 0.0], [1.0, 2.0]]])).tolist()
+    [[[0.0, 0.0], [0.5, 1.0]]]
+    """
+    positive = _wide(values).clamp(min=0)
+    low, high = extremes(positive, spatial_dims(values))
+    span = high - low
+    # An infinite divisor sends a constant map to zero without a branch per map.
+    return ((positive - low) / torch.where(span > 0, span, math.inf)).float()
+
+
+def constant(values: Tensor) -> Tensor:
+    """Bool tensor "b": maps that are constant once negatives are clipped."""
+    low, high = extremes(values.flatten(1).clamp(min=0), (1,))
+    return (high == low)[:, 0]
+
+
+def upsample(values: Tensor, size: tuple[int, ...]) -> Tensor:
+    """Turn "b h w" into "b H W", linear in each axis, align_corners=False; float32, or float64 as maps."""
+    values = _wide(values)
+    if tuple(values.shape[1:]) == tuple(size):
+        return values
+    mode = "bilinear" if len(size) == 2 else "trilinear"
+    larger = torch.nn.functional.interpolate(values[:, None], size=size, mode=mode, align_corners=False)[:, 0]
+    low, high = extremes(values, spatial_dims(values))
+    return torch.where(low == high, low, larger)  # a constant stays one, also where its weights round
+
+
+def _wide(values: Tensor) -> Tensor:
+    """float32, or float64 if the maps are: a cast before normalising would lose their contrast."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 @dataclass(frozen=True)
@@ -265,13 +320,9 @@ class Maps:
         return np.asarray(self.values.detach().cpu())
 
     def overlay(
-        self,
-        images: Tensor | Image.Image | Sequence[Image.Image],
-        preprocess: Preprocess | None = None,
-        *,
-        cmap: str = "inferno",
-        alpha: float = 0.6,
-    ) -> Strip:
+        self, images: Tensor | Image.Image | Sequence[Image.Image], preprocess: Preprocess | None = None, *,
+        cmap: str = "inferno", alpha: float = 0.6,
+    ) -> Strip:  # fmt: skip
         """Overlay each map in colour on its image.
 
         Args:

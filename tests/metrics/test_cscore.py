@@ -318,9 +318,9 @@ def test_sampled_pairs_adapt_and_stop_at_the_cap() -> None:
     pixels = torch.eye(3).repeat(20, 1)
     w = np.full(60, 1 / 60)
     coarse, fine = (sampled_mean(pixels, w, half_width=h) for h in (0.03, 0.01))
-    assert coarse.pairs < fine.pairs and fine.half_width < 0.01
-    capped = sampled_mean(pixels, w, half_width=1e-4, max_pairs=2000)
-    assert capped.pairs == 2000 and capped.half_width > 1e-4
+    assert coarse[2] < fine[2] and fine[1] < 0.01
+    _, reach, pairs = sampled_mean(pixels, w, half_width=1e-4, max_pairs=2000)
+    assert pairs == 2000 and reach > 1e-4
 
 
 def test_sampled_classes_mix_with_exact_ones() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import heatproof
 
 ROOT = Path(heatproof.__file__).parent
-COMMON = {"disk", "grids", "rows", "types", "registry", "errors", "show", "timeline"}
+COMMON = {"disk", "rows", "types", "registry", "errors", "show", "timeline"}
 PATH = [
     "images", "models", "explain", "metrics", "train", "store", "run", "contrast", "verdict", "monitor",
     "report", "studies",

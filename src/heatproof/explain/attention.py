@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from heatproof.errors import ModelError
 from heatproof.explain import method
 from heatproof.explain.rules import Rules, attend
+from heatproof.models.capture import replace_first
 from heatproof.models.layers import Layout, first_tensor, layout_of
 from heatproof.models.model import Model
 from heatproof.models.running import at_least_float
-from heatproof.models.capture import replace_first
 from heatproof.types import Trace
 
 

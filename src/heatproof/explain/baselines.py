@@ -28,13 +28,12 @@ import torch
 from torch import Tensor
 
 from heatproof.errors import InputError, did_you_mean
-from heatproof.grids import spatial_dims
 from heatproof.images.loader import available_cpus
 from heatproof.models.model import Model
 from heatproof.models.running import at_least_float, memory_format
 from heatproof.show import eight_bit
 from heatproof.timeline import span
-from heatproof.types import Trace, per_map, size_of
+from heatproof.types import Trace, per_map, size_of, spatial_dims
 
 QUICKSHIFT = {"kernel_size": 4, "max_dist": 200, "ratio": 0.2}
 CACHED_PIXELS = 2**24  # 334 images of 224x224, 64 MB

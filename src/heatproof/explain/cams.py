@@ -13,10 +13,9 @@ from torch import Tensor
 
 from heatproof.explain import method
 from heatproof.explain.baselines import variant_scores
-from heatproof.grids import extremes
 from heatproof.models.capture import Tail
 from heatproof.models.running import computing
-from heatproof.types import Trace, normalise, per_map, spatial_dims, upsample
+from heatproof.types import Trace, extremes, normalise, per_map, spatial_dims, upsample
 
 ROUNDS, SQUARINGS = 10, 2  # the matrix to the power 2**20: a second eigenvalue 1e-5 below the first is gone
 REMAINDER = 1e-14  # of the trace, outside of the first direction: below the precision of a float

@@ -40,9 +40,8 @@ from heatproof.errors import InputError, ModelError
 from heatproof.explain import method
 from heatproof.explain.baselines import STARTS, baseline_images
 from heatproof.explain.gradients import over_channels, working_images
-from heatproof.grids import extremes
 from heatproof.models.running import at_least_float
-from heatproof.types import Signed, Trace, spatial_dims, upsample
+from heatproof.types import Signed, Trace, extremes, spatial_dims, upsample
 
 Rule = Callable[..., Any]  # called with the function and its arguments
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # inputs, weight, bias

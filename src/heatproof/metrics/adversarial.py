@@ -31,15 +31,14 @@ from heatproof.errors import InputError
 from heatproof.explain.api import explain, read_methods
 from heatproof.explain.rules import RECTIFIERS, Rule, Rules, attend, rectifies
 from heatproof.metrics.agreement import map_similarity
-from heatproof.metrics.kit import NOT_FINITE, Passes, refuse_volumes
+from heatproof.metrics.kit import NOT_FINITE, Passes, bound, refuse_volumes
 from heatproof.metrics.results import Cause, PerImage
-from heatproof.metrics.sanity import CHANGED, KINDS, Layers, Methods, value_range
-from heatproof.metrics.scene import BatchContext
+from heatproof.metrics.sanity import CHANGED, KINDS, Layers, Methods, in_a_run, value_range
 from heatproof.models.capture import capture, tap
 from heatproof.models.heads import Columns
 from heatproof.models.layers import layout_of
-from heatproof.models.model import Model, as_model
-from heatproof.models.queue import Queue, bind_targets, unbind_targets
+from heatproof.models.model import Model
+from heatproof.models.queue import Queue, unbind_targets
 from heatproof.models.running import frozen_eval
 from heatproof.registry import metric
 from heatproof.types import Images, size_of
@@ -48,18 +47,13 @@ Saliency = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # images, classes 
 ROUNDING = 20.0  # how sharp the softplus is, in deviations of the values it takes
 
 
-def _in_a_run(function: Callable[..., Any], context: BatchContext, options: dict[str, Any]) -> Any:
-    network = {"model": context.model, "images": context.batch.images, "layer": context.layer}
-    return function(list(context.maps), **network, **context.passes, **options)
-
-
 @metric(
     "adversarial_fragility", needs=("model", "images"), reruns=True, needs_gradients=True,
     higher_is_better=True, bounds=(-1.0, 1.0), cite="ghorbani2019fragile", family="Sanity", question="map",
     floors=(),  # maps that ignore the network are perfectly stable, so control maps are no reference
     parts={"ssim": "stable under the worst change found (SSIM)",
            "spearman": "stable under the worst change found (ranks)"},
-    call=_in_a_run,
+    call=in_a_run,
 )  # fmt: skip
 def adversarial_fragility(
     methods: Methods = "gradcam", *, model: Model | nn.Module, images: Images, epsilon: float = 2 / 255,
@@ -85,11 +79,9 @@ def adversarial_fragility(
     """
     if not epsilon > 0 or not isinstance(steps, int) or steps < 1:
         raise InputError(f"adversarial_fragility needs epsilon > 0 and steps >= 1; got {epsilon} and {steps}")
-    model = as_model(model)
-    inputs = model.check_images(images).to(model.device)
+    model, inputs, columns = bound(model, images)
     refuse_volumes("adversarial_fragility", size_of(inputs))
     calls = read_methods(methods, again=True)
-    model, columns = bind_targets(model, inputs, None)
     cams = [c.text for c in calls if {"activations", "gradients", "scales"} & set(c.entry.needs)]
     result: dict[str, PerImage] = {}
     for names in (cams, [c.text for c in calls if c.text not in cams]):
@@ -117,10 +109,7 @@ def _search(
     model: Model, inputs: Tensor, saliency: Saliency, epsilon: float, steps: int, seed: int, passes: Passes,
     columns: Columns | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The least similar images that keep the prediction, and "b" bool: whether there is one.
-
-    Sign-gradient steps, each image on its own.
-    """
+    """The least similar images that keep the prediction, and "b" bool: whether there is one."""
     reach = (epsilon * value_range(model, inputs)).expand_as(inputs)
     signs = np.random.default_rng((seed, 0)).integers(0, 2, inputs.shape[1:]) * 2 - 1
     noise = torch.from_numpy(signs).to(inputs)

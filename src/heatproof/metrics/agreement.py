@@ -15,7 +15,7 @@ with pixels for features; SSIM is added. A constant map has no order and counts 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ import torch
 from scipy.stats import kendalltau, rankdata, spearmanr
 from torch import Tensor
 
-from heatproof.errors import InputError, UnknownNameError
+from heatproof.errors import InputError
 from heatproof.metrics.kit import NOT_FINITE, blanked, chunks, finite, in_threads, sized_maps
 from heatproof.metrics.localisation import budget_masks
 from heatproof.metrics.results import NAN, Cause, PerClass, PerImage
@@ -128,7 +128,7 @@ def map_similarity(before: Maps | ArrayLike, after: Maps | ArrayLike) -> PerImag
     lost = [~finite(maps) for maps in (before, after) if isinstance(maps, Maps)]
     before, after = (blanked(maps) if isinstance(maps, Maps) else maps for maps in (before, after))
     values, size = _checked({"before": before, "after": after})
-    table = torch.cat([_compare(part, size, [(0, 1)], None) for part in _parts(values, size)], 1)
+    table = _compare(values, size, [(0, 1)])
     undefined = torch.stack([constant(maps) for maps in values]).any(0)
     scores = {"ssim": table[1, :, 0].float(), "spearman": table[0, :, 0].float()}
     causes = [Cause(NOT_FINITE, where.to(undefined.device)) for where in lost]
@@ -163,7 +163,7 @@ def method_agreement(maps: Mapping[str, Maps | ArrayLike], *, budget: float = 0.
     values, size = _checked(maps)
     pairs = list(combinations(range(len(maps)), 2))
     first, second = torch.tensor(pairs).T
-    table = torch.cat([_compare(part, size, pairs, budget) for part in _parts(values, size)], 1)
+    table = _compare(values, size, pairs, budget)
     flat = torch.stack([constant(own) for own in values], 1)
     undefined = flat[:, first] | flat[:, second]
     table = table.masked_fill(undefined, torch.nan)
@@ -201,19 +201,13 @@ def _checked(maps: Mapping[str, Maps | ArrayLike]) -> tuple[list[Tensor], tuple[
     return values, size
 
 
-def _parts(values: Sequence[Tensor], size: tuple[int, ...]) -> Iterator[list[Tensor]]:
-    """All methods for a few images at a time."""
-    for part in chunks(values[0], (len(values), *size)):
-        yield [maps[part] for maps in values]
-
-
 def _compare(
-    values: Sequence[Tensor], size: tuple[int, ...], pairs: list[tuple[int, int]], budget: float | None
+    values: Sequence[Tensor], size: tuple[int, ...], pairs: list[tuple[int, int]], budget: float | None = None
 ) -> Tensor:
-    """Tensor "kind b pair" float64, in the order of KINDS, without overlap where budget is None.
-
-    Constant maps get numbers too.
-    """
+    """Tensor "kind b pair" float64, as KINDS, without overlap where budget is None; also of constant maps."""
+    few = list(chunks(values[0], (len(values), *size)))  # all methods for a few images at a time
+    if len(few) > 1:
+        return torch.cat([_compare([maps[part] for maps in values], size, pairs, budget) for part in few], 1)
     pixels = torch.stack([upsample(maps, size).clamp(min=0) for maps in values], 1)  # "b m H W"
     shape, (first, second) = pixels.shape[:2], torch.tensor(pairs).T
     ranks = average_ranks(pixels.flatten(0, 1).flatten(1))
@@ -227,8 +221,7 @@ def _compare(
     table = [(ranks @ ranks.mT)[:, first, second].clamp(-1, 1), alike.double()]
     if budget is not None:
         marks = budget_masks(pixels.flatten(0, 1), budget).flatten(1).unflatten(0, shape).double()
-        marked = marks.sum(-1)
-        larger = torch.maximum(marked[:, first], marked[:, second])
+        larger = torch.maximum(marks.sum(-1)[:, first], marks.sum(-1)[:, second])
         table.append((marks @ marks.mT)[:, first, second] / larger)
     return torch.stack(table)
 
@@ -279,13 +272,10 @@ def _mean(values: ArrayLike) -> float:
 def _more_is_better(name: str, given: Mapping[str, bool] | None) -> bool:
     if given and name in given:
         return given[name]
-    try:
-        direction = metrics.get(name).higher_is_better
-    except UnknownNameError:
-        direction = None
-    if direction is None:
+    entry = metrics.find(name)
+    if entry is None or entry.higher_is_better is None:
         raise InputError(f"whether more of {name!r} is better is not known; set higher_is_better")
-    return direction
+    return entry.higher_is_better
 
 
 def _matrix(

@@ -35,13 +35,7 @@ from scipy.special import expit, log_softmax, logsumexp
 from scipy.stats import rankdata
 
 from heatproof.errors import InputError
-from heatproof.metrics.gold import (
-    class_labels,
-    class_probabilities,
-    finding_table,
-    is_table,
-    thresholds,
-)
+from heatproof.metrics import gold
 from heatproof.metrics.results import NAN, PerClass
 from heatproof.metrics.stats import as_array, same_length
 from heatproof.registry import metric
@@ -88,7 +82,7 @@ def accuracy(
         >>> accuracy([0, 1, 1], [0.2, 0.9, 0.4]).value
         0.6666666666666666
     """
-    if is_table(labels):
+    if gold.is_table(labels):
         truth, predicted = _predicted_labels(labels, probs, logits, tau)
         right = np.where(truth.any(0), (truth == predicted).sum(0) / max(len(truth), 1), NAN)
         return _macro(right.tolist(), len(truth), NO_IMAGE)
@@ -114,7 +108,7 @@ def recall(
         >>> recall([0, 1, 1], [0.2, 0.9, 0.4]).classes
         {0: 1.0, 1: 0.5}
     """
-    if is_table(labels):
+    if gold.is_table(labels):
         truth, predicted = _predicted_labels(labels, probs, logits, tau)
         return _macro(_shares((truth & predicted).sum(0), truth.sum(0)), len(truth), NO_IMAGE)
     y, scores = _checked(labels, probs, logits)
@@ -137,7 +131,7 @@ def auc(labels: ArrayLike, probs: ArrayLike, *, logits: bool = False) -> PerClas
         0.75
     """
     why = "has no image to rank or none to rank it against"
-    if is_table(labels):
+    if gold.is_table(labels):
         truth, scores = _label_table(labels, probs, logits)
         return _macro(np.diag(_auc_matrix(truth, scores)).tolist(), len(truth), why)
     y, columns = _ranked(labels, probs, logits)
@@ -153,7 +147,7 @@ def auc_errors(labels: ArrayLike, probs: ArrayLike, *, logits: bool = False) -> 
     >>> [round(float((e**2).sum()) ** 0.5, 3) for e in (first, first - second, first - first)]
     [0.354, 0.354, 0.0]
     """
-    if is_table(labels):
+    if gold.is_table(labels):
         truth, scores = _label_table(labels, probs, logits)
         both = zip(truth.T, scores.T, strict=True)
         ranked = [auc_errors(own, p, logits=logits) for own, p in both if 0 < own.sum() < len(own)]
@@ -169,8 +163,7 @@ def auc_errors(labels: ArrayLike, probs: ArrayLike, *, logits: bool = False) -> 
     size = np.bincount(y).astype(np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):  # classes of no image or of one
         means = np.bincount(y, weights=moves) / size
-        errors: np.ndarray = (moves - means[y]) * np.sqrt(size / (size - 1))[y]
-    return errors
+        return np.asarray((moves - means[y]) * np.sqrt(size / (size - 1))[y])
 
 
 def _ranked(labels: ArrayLike, probs: ArrayLike, logits: bool) -> tuple[np.ndarray, dict[int, np.ndarray]]:
@@ -187,7 +180,7 @@ def _ranked(labels: ArrayLike, probs: ArrayLike, logits: bool) -> tuple[np.ndarr
 def _checked(labels: ArrayLike, probs: ArrayLike, logits: bool) -> tuple[np.ndarray, np.ndarray]:
     """Labels "b" and scores "b k", of which the highest is the prediction."""
     if not logits:
-        scores = class_probabilities(probs)
+        scores = gold.class_probabilities(probs)
     else:
         scores = as_array(probs).astype(np.float64)
         scores = scores[:, None] if scores.ndim == 1 else scores
@@ -197,16 +190,16 @@ def _checked(labels: ArrayLike, probs: ArrayLike, logits: bool) -> tuple[np.ndar
         if scores.shape[1] == 1:
             scores = np.concatenate([-scores / 2, scores / 2], axis=1)
     same_length(labels=labels, probs=scores)
-    return class_labels(labels, scores.shape[1]), scores
+    return gold.class_labels(labels, scores.shape[1]), scores
 
 
 def _label_table(labels: ArrayLike, probs: ArrayLike, logits: bool) -> tuple[np.ndarray, np.ndarray]:
     """Bool array "b k" and "b k": the labels of multi-label images, and the scores each is ranked by."""
-    scores = as_array(probs).astype(np.float64) if logits else class_probabilities(probs)
+    scores = as_array(probs).astype(np.float64) if logits else gold.class_probabilities(probs)
     if logits and not np.isfinite(scores).all():
         raise InputError(f"logits must be finite and 'b k'; got {scores.shape}")
     same_length(labels=labels, probs=scores)
-    return finding_table(labels, scores.shape[1]), scores
+    return gold.finding_table(labels, scores.shape[1]), scores
 
 
 def _predicted_labels(
@@ -215,7 +208,7 @@ def _predicted_labels(
     """Bool array "b k" each: the labels, and the predicted ones."""
     truth, scores = _label_table(labels, probs, logits)
     p = expit(scores) if logits else scores
-    return truth, p >= thresholds(truth, p, tau)
+    return truth, p >= gold.thresholds(truth, p, tau)
 
 
 def _log_odds(z: np.ndarray) -> np.ndarray:
@@ -227,15 +220,13 @@ def _log_odds(z: np.ndarray) -> np.ndarray:
     top, rest = (np.arange(len(z)), z.argmax(1)), log_p.copy()
     rest[top] = -np.inf
     log_rest[top] = logsumexp(rest, axis=1)
-    odds: np.ndarray = log_p - log_rest
-    return odds
+    return np.asarray(log_p - log_rest)
 
 
 def _shares(hits: np.ndarray, of: np.ndarray) -> list[float]:
     """Shares, NaN of an empty set; in single precision, as stored rows."""
     with np.errstate(invalid="ignore"):
-        shares: list[float] = (hits.astype(np.float32) / of.astype(np.float32)).tolist()
-    return shares
+        return list((hits.astype(np.float32) / of.astype(np.float32)).tolist())
 
 
 def _auc_matrix(truth: np.ndarray, scores: np.ndarray) -> np.ndarray:
@@ -243,8 +234,7 @@ def _auc_matrix(truth: np.ndarray, scores: np.ndarray) -> np.ndarray:
     positives = truth.sum(0)[:, None]
     above = truth.T.astype(float) @ rankdata(scores, axis=0) - positives * (positives + 1) / 2
     with np.errstate(invalid="ignore"):
-        table: np.ndarray = above / (positives * (len(truth) - positives))
-    return table
+        return np.asarray(above / (positives * (len(truth) - positives)))
 
 
 def _macro(values: list[float], n: int, why: str) -> PerClass:
@@ -288,14 +278,12 @@ class ClassOrder:
 
 
 def class_order(truth: np.ndarray, scores: np.ndarray) -> ClassOrder | None:
-    """Another order of the classes that explains the labels much better; None if there is none.
+    """Another order of the classes that explains the labels "n k" much better; None if there is none.
 
     Each label gets the output whose AUC for it is highest, no output twice (linear assignment). Each half of
     the images is scored with the assignment of the other half, so that an assignment that fits by chance
     gains nothing. Returned if the labels that move gain at least 0.2 in mean AUC and 3 standard errors.
-
-    truth: "n k" bool, the labels of each image. scores: "n outputs", probabilities, or 0 and 1 for the
-    predicted class.
+    scores: "n outputs", probabilities, or 0 and 1 for the predicted class.
 
     >>> labels = np.arange(40) % 2
     >>> class_order(np.eye(2, dtype=bool)[labels], np.eye(2)[1 - labels]).outputs

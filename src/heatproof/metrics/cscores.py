@@ -26,26 +26,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
+from torch.nn import functional as F
 
 from heatproof.errors import InputError
-from heatproof.metrics.gold import (
-    ListRule,
-    Tau,
-    Weights,
-    anchored,
-    checked,
-    class_labels,
-    class_probabilities,
-    gold_mask,
-    is_table,
-    thresholds,
-)
+from heatproof.metrics import gold
+from heatproof.metrics.gold import Tau, Weights, thresholds
 from heatproof.metrics.kit import as_tensor, pixel_maps, same_length, sized_maps
 from heatproof.metrics.results import NAN, Interval, PerClass
 from heatproof.metrics.stats import percentile_interval, resample
@@ -91,10 +82,6 @@ class _EmphasisedRows:
         for index in torch.arange(len(self)).split(64):
             pixels[index[0] : index[-1] + 1] = self[index]
         return pixels
-
-    def degenerate(self) -> float:
-        """Share of constant maps."""
-        return float(constant(self.values).double().mean())
 
 
 def soft_iou(a: Maps | ArrayLike, b: Maps | ArrayLike) -> Tensor:
@@ -192,24 +179,23 @@ def cscore_by_class(
         (0.5, 1.0, 0.0)
     """
     rows = _rows(maps, alpha)
-    p = class_probabilities(probs)
+    p = gold.class_probabilities(probs)
     same_length(maps=rows, labels=labels, probs=p)
-    y = class_labels(labels, p.shape[1])
-    gold = gold_mask(y, p, tau) if anchor is None else anchored(anchor, len(y))
+    y = gold.class_labels(labels, p.shape[1])
+    listed = gold.gold_mask(y, p, tau) if anchor is None else gold.anchored(anchor, len(y))
     given = confidence_weights(y, p, weights, temperature) if isinstance(weights, str) else weights
     confidence = _confidence(given, rows).to(rows.values.device)
-    used = thresholds(y, p, tau) if anchor is None else np.full(p.shape[1], NAN)
-
     classes: dict[int, PerClass] = {}
     replicates: dict[int, np.ndarray] = {}
     for c in range(p.shape[1]):
-        chosen = torch.from_numpy(np.flatnonzero(gold & (y == c))).to(rows.values.device)
+        chosen = torch.from_numpy(np.flatnonzero(listed & (y == c))).to(rows.values.device)
         part = replace(rows, values=rows.values[chosen])
         classes[c], replicates[c] = _score(
             part, confidence[chosen], exact_up_to, half_width, resamples, (seed, c)
         )
     whole = _overall(classes, replicates)
-    limits = {"thresholds": dict(enumerate(used.tolist()))}  # NaN where anchored
+    used = thresholds(y, p, tau) if anchor is None else np.full(p.shape[1], NAN)
+    limits = {"thresholds": dict(enumerate(used.tolist()))}
     return replace(whole, classes=classes, parts={**whole.parts, **limits})
 
 
@@ -251,8 +237,9 @@ def _result(
     sampled: bool = False,
 ) -> PerClass:  # fmt: skip
     """A C-Score, with the numbers that a run stores beside it."""
-    stored = {"n": float(n), "low": interval[0], "high": interval[1], "degenerate": degenerate}
-    return PerClass(value, n, degenerate, interval, reason, parts={**stored, "sampled": sampled})
+    low, high = np.clip(interval, 0, 1).tolist()
+    stored = {"n": float(n), "low": low, "high": high, "degenerate": degenerate}
+    return PerClass(value, n, degenerate, (low, high), reason, parts={**stored, "sampled": sampled})
 
 
 def _score(
@@ -264,7 +251,7 @@ def _score(
     none = np.full(resamples, NAN)
     if n == 0:
         return _result(0.0, 0, NAN, reason="the gold list is empty"), none
-    degenerate = rows.degenerate()
+    degenerate = float(constant(rows.values).double().mean())
     blank = BLANK if degenerate == 1 else ""
     if n == 1 or not p.sum() > 0:
         why = "a single image has no pair" if n == 1 else "every confidence is zero"
@@ -272,14 +259,13 @@ def _score(
     if n > exact_up_to:
         mean, reach, _ = sampled_mean(rows, (p / p.sum()).cpu().numpy(), half_width, seed)
         draws = mean + reach / Z95 * np.random.default_rng((*seed, 1)).standard_normal(resamples)
-        interval = max(mean - reach, 0.0), min(mean + reach, 1.0)
-        return _result(mean, n, degenerate, interval, blank, sampled=True), draws
+        return _result(mean, n, degenerate, (mean - reach, mean + reach), blank, sampled=True), draws
 
     matrix = soft_iou_matrix(rows.dense()).fill_diagonal_(0)
     p = p.to(matrix.device)
     value = float(p @ matrix.sum(1) / p.sum() / (n - 1))
     draws = _bootstrap(matrix, p, resamples, seed)
-    return _result(min(value, 1.0), n, degenerate, _interval(draws), blank), draws
+    return _result(min(value, 1.0), n, degenerate, percentile_interval(draws), blank), draws
 
 
 def _bootstrap(matrix: Tensor, p: Tensor, resamples: int, seed: tuple[int, ...]) -> np.ndarray:
@@ -292,11 +278,6 @@ def _bootstrap(matrix: Tensor, p: Tensor, resamples: int, seed: tuple[int, ...])
     top = ((weighted @ matrix) * m).sum(1)
     bottom = weighted.sum(1) * n - (weighted * m).sum(1)
     return torch.where(bottom > 1e-12, top / bottom, NAN).cpu().numpy()
-
-
-def _interval(draws: np.ndarray) -> Interval:
-    low, high = np.clip(percentile_interval(draws), 0, 1).tolist()
-    return low, high
 
 
 def _overall(classes: Mapping[int, PerClass], replicates: Mapping[int, np.ndarray]) -> PerClass:
@@ -315,7 +296,7 @@ def _overall(classes: Mapping[int, PerClass], replicates: Mapping[int, np.ndarra
         value=global_cscore([s.value for s in counted.values()], [s.n for s in counted.values()]),
         n=n,
         degenerate=sum(s.n * s.degenerate for s in counted.values()) / n,
-        interval=_interval(draws),
+        interval=percentile_interval(draws),
         reason=reason,
         sampled=any(s.sampled for s in counted.values()),
     )
@@ -337,25 +318,19 @@ def soft_iou_matrix(pixels: Tensor, block: int | None = None) -> Tensor:
 
 
 def _l1_pairs(pixels: Tensor, block: int | None) -> Tensor:
-    """L1 distance of every pair i < j, in the order of triu_indices, float64.
-
-    torch.pdist is the fastest exact kernel of those tried (855 maps of 224x224, 2 cores: 1.1 s): vectorised,
-    all cores, each pair once. torch.cdist and NumPy in threads took several times as long, and so would
-    scipy's cityblock, by its time on one thread.
-    """
-    pairs, p = len(pixels) * (len(pixels) - 1) // 2, pixels.shape[1]
-    if not pixels.is_cpu:
-        distance = torch.zeros(pairs, dtype=torch.float64, device=pixels.device)
-        for start in range(0, p, block or GPU_BLOCK):
-            distance += torch.nn.functional.pdist(pixels[:, start : start + (block or GPU_BLOCK)], p=1)
-        return distance
-    # Copy and sum in NumPy: torch would gather all its threads for each, and where cores are shared with
-    # other work it is this gathering, not the arithmetic, that takes the time.
-    rows, total = pixels.numpy(), np.zeros(pairs)
-    for start in range(0, p, block or CPU_BLOCK):
-        part = np.ascontiguousarray(rows[:, start : start + (block or CPU_BLOCK)])
-        total += torch.nn.functional.pdist(torch.from_numpy(part), p=1).numpy()
-    return torch.from_numpy(total)
+    """L1 distance of every pair i < j, in the order of triu_indices, float64."""
+    # torch.pdist is the fastest exact kernel of those tried (855 maps of 224x224, 2 cores: 1.1 s);
+    # torch.cdist, NumPy in threads and scipy's cityblock take several times as long.
+    total = torch.zeros(len(pixels) * (len(pixels) - 1) // 2, dtype=torch.float64, device=pixels.device)
+    for part in pixels.split(block or (CPU_BLOCK if pixels.is_cpu else GPU_BLOCK), dim=1):
+        if pixels.is_cpu:
+            # Copy and sum in NumPy: torch would gather all its threads for each, and where cores are shared
+            # with other work it is this gathering, not the arithmetic, that takes the time.
+            copied = torch.from_numpy(np.ascontiguousarray(part.numpy()))
+            total.numpy()[:] += F.pdist(copied, p=1).numpy()
+        else:
+            total += F.pdist(part, p=1)
+    return total
 
 
 def iou_from_distance(mass: Tensor, distance: Tensor) -> Tensor:
@@ -369,24 +344,17 @@ def soft_iou_rows(a: Tensor, b: Tensor) -> Tensor:
     return iou_from_distance(mass, (a - b).abs().sum(1, dtype=torch.float64))
 
 
-class Sampled(NamedTuple):
-    """An estimated mean, the half-width of its 95 % interval, and the number of pairs behind it."""
-
-    value: float
-    half_width: float
-    pairs: int
-
-
 def sampled_mean(
     rows: _EmphasisedRows | Tensor, weights: np.ndarray, half_width: float = HALF_WIDTH,
     seed: int | tuple[int, ...] = 0, max_pairs: int = MAX_PAIRS,
-) -> Sampled:  # fmt: skip
+) -> tuple[float, float, int]:  # fmt: skip
     """Estimate C = sum_{i<j} (w_i + w_j) s_ij / (n - 1), with weights that sum to 1, from random pairs.
 
-    Draw i with probability w_i and j evenly from the n - 1 others. Then
-        E[s_ij] = sum_i w_i sum_{j != i} s_ij / (n - 1) = sum_{i<j} (w_i + w_j) s_ij / (n - 1) = C,
-    since s is symmetric. A pilot fixes the number of pairs and is then discarded: were its draws used,
-    the number would depend on the scores being averaged and the mean would be biased.
+    Returns the mean, the half-width of its 95 % interval and the number of pairs. Draw i with probability
+    w_i and j evenly from the n - 1 others. Then, since s is symmetric,
+        E[s_ij] = sum_i w_i sum_{j != i} s_ij / (n - 1) = sum_{i<j} (w_i + w_j) s_ij / (n - 1) = C.
+    A pilot fixes the number of pairs and is then discarded: were its draws used, the number would depend on
+    the scores being averaged and the mean would be biased.
     """
     rng = np.random.default_rng(seed)
     deviation = _draw(rows, weights, PILOT_PAIRS, rng).std(ddof=1)
@@ -396,21 +364,17 @@ def sampled_mean(
     error = Z95 * scores.std(ddof=1) / math.sqrt(pairs)
     # Events in under 3 / pairs of the draws are missed with a probability of 5 % or more,
     # so that no sample bounds a mean of numbers in [0, 1] more tightly.
-    return Sampled(float(scores.mean()), float(max(error, 3 / pairs)), pairs)
+    return float(scores.mean()), float(max(error, 3 / pairs)), pairs
 
 
 def _draw(
     rows: _EmphasisedRows | Tensor, weights: np.ndarray, pairs: int, rng: np.random.Generator
 ) -> np.ndarray:
-    n = len(rows)
-    first = rng.choice(n, size=pairs, p=weights)
-    second = rng.integers(0, n - 1, size=pairs)
+    first = rng.choice(len(rows), size=pairs, p=weights)
+    second = rng.integers(0, len(rows) - 1, size=pairs)
     second += second >= first
-    drawn = torch.from_numpy(np.stack([first, second]))
-    scores = []
-    for part in drawn.split(PAIRS_AT_ONCE, dim=1):
-        a, b = rows[part.flatten()].detach().chunk(2)
-        scores.append(soft_iou_rows(a, b))
+    parts = torch.from_numpy(np.stack([first, second])).split(PAIRS_AT_ONCE, dim=1)
+    scores = [soft_iou_rows(*rows[part.flatten()].detach().chunk(2)) for part in parts]
     return torch.cat(scores).cpu().numpy()
 
 
@@ -427,13 +391,13 @@ def gold_list(labels: ArrayLike, probs: ArrayLike, tau: Tau = 0.5) -> Tensor:
         >>> gold_list([0, 0, 1, 1], [0.2, 0.7, 0.5, 0.4]).tolist()
         [True, False, True, False]
     """
-    listed = torch.from_numpy(gold_mask(labels, probs, tau))
+    listed = torch.from_numpy(gold.gold_mask(labels, probs, tau))
     return listed.to(probs.device) if isinstance(probs, torch.Tensor) else listed
 
 
 def temperature(labels: ArrayLike, probs: ArrayLike) -> float:
     """Temperature with the least negative log-likelihood; above 1 for overconfident probabilities."""
-    p, y = _of_one_class(labels, probs)
+    p, y = map(torch.from_numpy, gold.checked(labels, probs))
     if len(y) == 0:
         return 1.0
     log_p = p.clamp(min=torch.finfo(torch.float32).tiny).log()
@@ -448,7 +412,7 @@ def temperature(labels: ArrayLike, probs: ArrayLike) -> float:
 
 def calibrate(probs: ArrayLike, t: float) -> Tensor:
     """Tensor "b k": probabilities at temperature t."""
-    p = torch.from_numpy(class_probabilities(probs)).clamp(min=torch.finfo(torch.float32).tiny)
+    p = torch.from_numpy(gold.class_probabilities(probs)).clamp(min=torch.finfo(torch.float32).tiny)
     return (p.log() / t).softmax(1)
 
 
@@ -457,44 +421,28 @@ def confidence_weights(
 ) -> Tensor:
     """Tensor "b": the weight of each image; "b k" for multi-label images, per label.
 
-    Args:
-        labels, probs: as for gold_list.
-        kind: the probability of the own class, that after calibration, or 1.
-        t: a temperature fitted on other images; None: each half of these gets that of the other.
+    t: a temperature fitted on other images; None: each half of these gets that of the other.
     """
-    if is_table(labels):
-        chances, truth = checked(labels, probs)
+    if gold.is_table(labels):
+        chances, truth = gold.checked(labels, probs)
         sure = np.minimum(chances, BELOW_ONE) if kind == "calibrated" else chances
         columns = zip(truth.T, sure.T, strict=True)
         return torch.stack([confidence_weights(has, chance, kind, t) for has, chance in columns], 1)
-    p, y = _of_one_class(labels, probs)
-    ListRule(weights=kind)  # refuses other words
+    p, y = map(torch.from_numpy, gold.checked(labels, probs))
+    gold.ListRule(weights=kind)  # refuses other words
     if t is not None and not 0 < t < math.inf:
         raise InputError(f"a temperature is a positive number; got {t}")
     if kind == "uniform":
         return torch.ones(len(y), dtype=p.dtype)
+    p = calibrate(p, t) if kind == "calibrated" and t is not None else p
     own = p.gather(1, y[:, None])[:, 0]
-    if kind == "confidence":
+    if kind == "confidence" or t is not None:
         return own
-    if t is not None:
-        return calibrate(p, t).gather(1, y[:, None])[:, 0]
-    weights, second = own.clone(), _second_fold(y, own)
+    weights, second = own.clone(), torch.zeros(len(y), dtype=torch.bool)
+    for c in y.unique():  # every other image of each class, in the order of its confidence, not of the list
+        members = torch.nonzero(y == c)[:, 0]
+        second[members[own[members].argsort(stable=True)][1::2]] = True
     for fold in (second, ~second):
         fitted = calibrate(p[fold], temperature(y[~fold], p[~fold]))
         weights[fold] = fitted.gather(1, y[fold][:, None])[:, 0]
     return weights
-
-
-def _second_fold(y: Tensor, own: Tensor) -> Tensor:
-    """Bool tensor "b": every other image of each class, in the order of its confidence, not of the list."""
-    second = torch.zeros(len(y), dtype=torch.bool)
-    for c in y.unique():
-        members = torch.nonzero(y == c)[:, 0]
-        second[members[own[members].argsort(stable=True)][1::2]] = True
-    return second
-
-
-def _of_one_class(labels: ArrayLike, probs: ArrayLike) -> tuple[Tensor, Tensor]:
-    p = class_probabilities(probs)
-    same_length(labels=labels, probs=p)
-    return torch.from_numpy(p), torch.from_numpy(class_labels(labels, p.shape[1]))

@@ -11,21 +11,18 @@ Beyond the paper, which names both as open:
   that c is predicted as often as it occurs. It depends on the ranking of p(c) alone, as AUC does: a
   shifted threshold cannot empty the list, a lost ranking still does.
 - calibrated confidence: one temperature T, p**(1/T) renormalised, by least negative log-likelihood
-  (guo2017calibration). It changes weights, never membership. No image is weighed with a temperature that was
-  fitted on it: the images of each class, in the order of p(c), go to two folds in turn, and each fold has the
-  temperature of the other; or a temperature that was fitted elsewhere is given.
+  (guo2017calibration). It changes weights, never membership. The images of each class, in the order of p(c),
+  go to two folds in turn, and each fold has the temperature of the other; or one fitted elsewhere is given.
 - an anchored list: the one of another checkpoint, with today's confidence.
 - multi-label images: y is a table "b k" of 0 and 1, p(c) a sigmoid of its own, and
   G(c) = {i : y_ic = 1 and p_i(c) >= tau_c}, each label with its own list and optionally its own tau_c.
-  Calibrated, each label is a problem of two classes, p(c) and 1 - p(c), with its own
-  temperature, fitted on the images that have it and those that do not: as if its logit were all that the
-  network returns.
+  Calibrated, each label is a problem of two classes, p(c) and 1 - p(c), with its own temperature.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -62,8 +59,7 @@ class ListRule:
     @property
     def options(self) -> dict[str, Any]:
         """Options that differ from the default, as arguments of cscore."""
-        plain = {"tau": 0.5, "weights": "confidence", "anchor": None}
-        return {name: getattr(self, name) for name in plain if getattr(self, name) != plain[name]}
+        return {f.name: own for f in fields(self) if (own := getattr(self, f.name)) != f.default}
 
     @property
     def text(self) -> str:

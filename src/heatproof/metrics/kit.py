@@ -5,24 +5,30 @@ For metrics of other packages too; docs/extend.md shows one.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, TypedDict, TypeVar
+from textwrap import indent
+from typing import Any, ParamSpec, TypedDict, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from heatproof.errors import InputError
 from heatproof.metrics.results import Cause as Cause
 from heatproof.metrics.results import PerImage as PerImage
 from heatproof.metrics.stats import same_length as same_length
-from heatproof.registry import check_volumes, metrics
-from heatproof.types import ArrayLike, Maps, normalise, per_map, upsample
+from heatproof.models.model import Model, as_model
+from heatproof.models.queue import bind_targets
+from heatproof.registry import Metric, check_volumes, metrics
+from heatproof.types import ArrayLike, Images, Maps, normalise, per_map, upsample
 
+P = ParamSpec("P")
 T = TypeVar("T")
+Part = TypeVar("Part")
 PIXELS_AT_ONCE = {"cpu": 2**20}
 CONSTANT = "the map is constant, so nothing in it stands out"
 NOT_FINITE = "a map has NaN or infinite values, as where the network's output has"
@@ -35,6 +41,14 @@ class Passes(TypedDict, total=False):
     progress: Callable[[int], object] | None
 
 
+def bound(model: Model | nn.Module, images: Images, targets: Any = None) -> tuple[Model, Tensor, Any]:
+    """The model with its columns bound to the targets, the images on its device, and the targets."""
+    network = as_model(model)
+    inputs = network.check_images(images).to(network.device)
+    network, columns = bind_targets(network, inputs, targets)
+    return network, inputs, columns
+
+
 def cached(known: dict[Any, T] | None, key: Hashable, compute: Callable[[], T]) -> T:
     """The entry of a cache, computed if it is missing; without a cache, computed."""
     if known is None:
@@ -42,6 +56,37 @@ def cached(known: dict[Any, T] | None, key: Hashable, compute: Callable[[], T]) 
     if key not in known:
         known[key] = compute()
     return known[key]
+
+
+def members(
+    register: Callable[..., Metric], family: Callable[P, T], read: Callable[[T, str], Part], returns: str,
+    example: str,
+) -> Callable[..., Callable[P, Part]]:  # fmt: skip
+    """Make metrics that each read one score of what `family` returns, with a signature and a docstring.
+
+    The result takes the metric's name, its summary, the value of the example, the facts to register, and the
+    names of score and function where these are others, {key} and {name} in `returns` and `example`.
+    """
+    signature = inspect.signature(family)
+    signature = signature.replace(return_annotation=inspect.signature(read).return_annotation)
+    arguments = f"Args:\n    {', '.join(signature.parameters)}: as for {family.__name__}."
+
+    def member(
+        metric: str, summary: str, value: str, key: str = "", function: str = "", **facts: Any
+    ) -> Callable[P, Part]:
+        names = {"key": key or metric, "name": function or metric}
+
+        def single(*args: P.args, **kwargs: P.kwargs) -> Part:
+            return read(family(*args, **kwargs), names["key"])
+
+        shown = "Example:\n" + indent(f"{example.format_map(names)}\n{value}", "    ")
+        text = [summary, arguments, f"Returns:\n    {returns.format_map(names)}", shown]
+        single.__doc__, single.__signature__ = "\n\n".join(text), signature  # type: ignore[attr-defined]
+        single.__name__ = single.__qualname__ = names["name"]
+        single.__module__ = family.__module__
+        return register(metric, **facts)(single)
+
+    return member
 
 
 def as_tensor(values: ArrayLike) -> Tensor:

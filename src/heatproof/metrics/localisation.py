@@ -8,11 +8,10 @@ the truth:
     inside   = |P & A| / |P|                     share of the budget inside the boxes, else the mask
     pointing = 1 if the first largest pixel lies in A (boxes, else mask), else 0
 
-A fixed budget of B = floor(K H W) pixels caps mask_iou at min(|A|, B) / max(|A|, B), reported as `reachable`;
-so look at the curve over K as well. Pixels at the map's minimum, after clipping, are never kept: where fewer
-than B pixels lie above it, P is those pixels, and `filled` is the share of the budget that is left unused.
-Such a map may exceed `reachable`. A constant map marks nothing: mask_iou, box_iou and inside are undefined,
-and it is a miss in the pointing game.
+A fixed budget of B = floor(K H W) pixels caps mask_iou at min(|A|, B) / max(|A|, B), reported as `reachable`.
+Pixels at the map's minimum, after clipping, are never kept: where fewer than B pixels lie above it, P is
+those, and `filled` is the share of the budget that is left unused. Such a map may exceed `reachable`. A
+constant map marks nothing: mask_iou, box_iou and inside are undefined; in the pointing game it is a miss.
 
 Cite: keak2026budget; zhang2018excitation for the pointing game.
 
@@ -34,7 +33,7 @@ import torch
 from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.metrics.kit import CONSTANT, align, ascending, cached, chunks, sized_maps
+from heatproof.metrics.kit import CONSTANT, align, ascending, chunks, members, sized_maps
 from heatproof.metrics.results import Cause, PerClass, PerImage
 from heatproof.metrics.scene import BatchContext
 from heatproof.metrics.stats import as_numbers, same_length
@@ -44,19 +43,14 @@ from heatproof.types import ArrayLike, Maps, spatial_dims, upsample
 BUDGETS = tuple(percent / 100 for percent in range(5, 51, 5))
 KEYS = ("mask_iou", "box_iou", "inside", "reachable", "filled")
 NO_TRUTH = "the image has no box and no mask pixel"
-Known = dict[Any, PerImage]  # results of localise on the same maps, by budget
 
 
-def _in_a_run(
-    function: Callable[..., Any], context: BatchContext, options: dict[str, Any]
-) -> dict[str, PerImage]:
+def _in_a_run(_: Callable[..., Any], context: BatchContext, options: dict[str, Any]) -> dict[str, PerImage]:
+    """All scores, of which each metric reads its own."""
     truth = context.batch.truth
     assert truth is not None
     masks = torch.stack(list(truth.masks.values())).any(0) if truth.masks else None
-    scores = {
-        method: function(maps, truth.boxes, masks, known=context.cache("localise", method), **options)
-        for method, maps in context.maps.items()
-    }
+    scores = {method: localise(maps, truth.boxes, masks, **options) for method, maps in context.maps.items()}
     return {method: name_losses(own, truth.lost) for method, own in scores.items()}
 
 
@@ -69,7 +63,7 @@ _metric = partial(
 
 def localise(
     maps: Maps | ArrayLike, boxes: ArrayLike | None = None, masks: ArrayLike | None = None,
-    budget: float = 0.2, *, known: Known | None = None,
+    budget: float = 0.2,
 ) -> PerImage:  # fmt: skip
     """Budgeted overlap of maps with boxes or masks, and the pointing game.
 
@@ -78,7 +72,6 @@ def localise(
         boxes: one (x0, y0, x1, y1) or a list of them for each image.
         masks: "b H W" or "H W", of any size; for volumes "b D H W", which have no boxes.
         budget: share of the pixels that a map may mark.
-        known: cache of the results on these maps; a run shares it between the metrics of one batch.
 
     Returns:
         mask_iou, box_iou, inside, pointing, reachable and filled, each "b".
@@ -88,136 +81,36 @@ def localise(
         >>> scores["mask_iou"].tolist(), scores["pointing"].tolist()
         ([0.5], [1.0])
     """
-
-    def compute() -> PerImage:
-        curves, hits, causes = _localise(maps, boxes, masks, (budget,))
-        return PerImage({name: curve[:, 0] for name, curve in curves.items()} | {"pointing": hits}, causes)
-
-    return cached(known, budget, compute)
+    curves, hits, causes = _localise(maps, boxes, masks, (budget,))
+    return PerImage({name: curve[:, 0] for name, curve in curves.items()} | {"pointing": hits}, causes)
 
 
-@_metric("mask_iou", title="overlap with the object", headline=True)
-def mask_iou(
-    maps: Maps | ArrayLike, boxes: ArrayLike | None = None, masks: ArrayLike | None = None,
-    budget: float = 0.2, *, known: Known | None = None,
-) -> PerImage:  # fmt: skip
-    """Overlap (IoU) of the budget's strongest pixels with the object.
-
-    Args:
-        maps, boxes, masks, budget, known: as for localise.
-
-    Returns:
-        mask_iou, "b".
-
-    Example:
-        >>> mask_iou([[[0.9, 0.1], [0.2, 0.0]]], boxes=[[0, 0, 1, 0]], budget=0.25)["mask_iou"].tolist()
-        [0.5]
-    """
-    return localise(maps, boxes, masks, budget, known=known).only("mask_iou")
-
-
-@_metric("box_iou", title="overlap of boxes")
-def box_iou(
-    maps: Maps | ArrayLike, boxes: ArrayLike | None = None, masks: ArrayLike | None = None,
-    budget: float = 0.2, *, known: Known | None = None,
-) -> PerImage:  # fmt: skip
-    """Overlap (IoU) of the box around the budget's strongest pixels with the object's.
-
-    Args:
-        maps, boxes, masks, budget, known: as for localise.
-
-    Returns:
-        box_iou, "b".
-
-    Example:
-        >>> box_iou([[[0.9, 0.1], [0.2, 0.0]]], boxes=[[0, 0, 1, 0]], budget=0.25)["box_iou"].tolist()
-        [0.5]
-    """
-    return localise(maps, boxes, masks, budget, known=known).only("box_iou")
-
-
-@_metric("inside", aliases=("inside_share",), title="share inside the object", headline=True)
-def inside(
-    maps: Maps | ArrayLike, boxes: ArrayLike | None = None, masks: ArrayLike | None = None,
-    budget: float = 0.2, *, known: Known | None = None,
-) -> PerImage:  # fmt: skip
-    """Share of the budget's pixels that lie on the object.
-
-    Args:
-        maps, boxes, masks, budget, known: as for localise.
-
-    Returns:
-        inside, "b".
-
-    Example:
-        >>> inside([[[0.9, 0.1], [0.2, 0.0]]], boxes=[[0, 0, 1, 0]], budget=0.25)["inside"].tolist()
-        [1.0]
-    """
-    return localise(maps, boxes, masks, budget, known=known).only("inside")
-
-
-@_metric(
-    "pointing", aliases=("pointing_game",), cite="zhang2018excitation", title="peak on the object", votes=True
-)
-def pointing(
-    maps: Maps | ArrayLike, boxes: ArrayLike | None = None, masks: ArrayLike | None = None,
-    budget: float = 0.2, *, known: Known | None = None,
-) -> PerImage:  # fmt: skip
-    """Pointing game: 1 if the map's peak lies on the object.
-
-    Args:
-        maps, boxes, masks, budget, known: as for localise.
-
-    Returns:
-        pointing, "b".
-
-    Example:
-        >>> pointing([[[0.9, 0.1], [0.2, 0.0]]], boxes=[[0, 0, 1, 0]], budget=0.25)["pointing"].tolist()
-        [1.0]
-    """
-    return localise(maps, boxes, masks, budget, known=known).only("pointing")
-
-
-@_metric(
-    "reachable", higher_is_better=None, aliases=("reachable_mask_iou",), title="largest possible overlap"
-)
-def reachable(
-    maps: Maps | ArrayLike, boxes: ArrayLike | None = None, masks: ArrayLike | None = None,
-    budget: float = 0.2, *, known: Known | None = None,
-) -> PerImage:  # fmt: skip
-    """The best mask_iou of a map that spends the whole budget.
-
-    Args:
-        maps, boxes, masks, budget, known: as for localise.
-
-    Returns:
-        reachable, "b".
-
-    Example:
-        >>> reachable([[[0.9, 0.1], [0.2, 0.0]]], boxes=[[0, 0, 1, 0]], budget=0.25)["reachable"].tolist()
-        [0.5]
-    """
-    return localise(maps, boxes, masks, budget, known=known).only("reachable")
-
-
-@_metric("filled", higher_is_better=False, aliases=("filled_share",), title="budget left unused", floors=())
-def filled(
-    maps: Maps | ArrayLike, boxes: ArrayLike | None = None, masks: ArrayLike | None = None,
-    budget: float = 0.2, *, known: Known | None = None,
-) -> PerImage:  # fmt: skip
-    """Share of the budget left unused because too few pixels lie above the map's minimum.
-
-    Args:
-        maps, boxes, masks, budget, known: as for localise.
-
-    Returns:
-        filled, "b".
-
-    Example:
-        >>> filled([[[0.9, 0.1], [0.2, 0.0]]], boxes=[[0, 0, 1, 0]], budget=0.25)["filled"].tolist()
-        [0.0]
-    """
-    return localise(maps, boxes, masks, budget, known=known).only("filled")
+EXAMPLE = '>>> {name}([[[0.9, 0.1], [0.2, 0.0]]], boxes=[[0, 0, 1, 0]], budget=0.25)["{key}"].tolist()'
+_score = members(_metric, localise, PerImage.only, '{key}, "b".', EXAMPLE)
+mask_iou = _score(
+    "mask_iou", "Overlap (IoU) of the budget's strongest pixels with the object.", "[0.5]",
+    title="overlap with the object", headline=True,
+)  # fmt: skip
+box_iou = _score(
+    "box_iou", "Overlap (IoU) of the box around the budget's strongest pixels with the object's.", "[0.5]",
+    title="overlap of boxes",
+)  # fmt: skip
+inside = _score(
+    "inside", "Share of the budget's pixels that lie on the object.", "[1.0]",
+    aliases=("inside_share",), title="share inside the object", headline=True,
+)  # fmt: skip
+pointing = _score(
+    "pointing", "Pointing game: 1 if the map's peak lies on the object.", "[1.0]",
+    aliases=("pointing_game",), cite="zhang2018excitation", title="peak on the object", votes=True,
+)  # fmt: skip
+reachable = _score(
+    "reachable", "The best mask_iou of a map that spends the whole budget.", "[0.5]",
+    higher_is_better=None, aliases=("reachable_mask_iou",), title="largest possible overlap",
+)  # fmt: skip
+filled = _score(
+    "filled", "Share of the budget left unused because too few pixels lie above the map's minimum.", "[0.0]",
+    higher_is_better=False, aliases=("filled_share",), title="budget left unused", floors=(),
+)  # fmt: skip
 
 
 def name_losses(scores: PerImage, lost: Sequence[Sequence[str]]) -> PerImage:
@@ -252,8 +145,6 @@ def localise_curve(
 
 def budget_masks(maps: Maps | ArrayLike, budget: float = 0.2) -> Tensor:
     """The pixels each map keeps, "b H W" bool: its floor(budget H W) largest, but none at its minimum.
-
-    A constant map has no largest pixels: it keeps none where it is 0, else its first ones in row-major order.
 
     >>> budget_masks(torch.tensor([[[0.0, 2.0], [2.0, 1.0]]]), 0.25).int().tolist()
     [[[0, 1], [0, 0]]]
@@ -327,10 +218,7 @@ def _localise(
 
 
 def _keep(pixels: Tensor, ordered: Tensor, count: int) -> Tensor:
-    """The `count` largest of each row: all above the threshold, then ties with it from the left.
-
-    None at the row's minimum, unless the whole row is one positive value.
-    """
+    """The `count` largest of each row, ties from the left; none at its minimum, unless all are equal, > 0."""
     threshold = ordered[:, -count, None]
     above, tied = pixels > threshold, pixels == threshold
     room = count - above.sum(1, keepdim=True)

@@ -11,9 +11,8 @@ The cells of all classes together are the mosaic, so a map that is the same for 
 any map that ignores the network) has a mean share of exactly 1 / k, and is exactly 0 above chance. So does
 EigenCAM, which reads the network but no class: the test is whether a map depends on the class.
 
-In a mosaic a network sees all cells at once, so a map may be right and still lie outside its cell: the
-network may have looked there. Not so where the cells are disconnected (models/derived.py): each goes
-through the network by itself and one alone reaches the answer.
+In a mosaic a network sees all cells at once, so a map may be right and still lie outside its cell. Not so
+where the cells are disconnected (models/derived.py): one alone reaches the answer.
 
     disconnected_grid_outside = mean over the cells of the share of positive mass outside the cell explained
     disconnected_grid_above   = the same less 1 - 1 / n^2, which is what a map that ignores the network has
@@ -23,9 +22,9 @@ its mean gradient wherever it is active, has not. A run makes its mosaics of at 
 
 Cite: rao2022towards (GridPG and DiFull). There mosaics hold n^2 classes; here fewer will do, with k = 2 for
 two classes. Mass is counted on the map's own grid, each value evenly over its square: enlarged bilinearly, a
-map that is right would spill over the border. Cells have the images' size where the network takes mosaics
-that large; otherwise (a ViT, a fixed head) images are shrunk, and the network must be sure of them shrunk
-(and enlarged again) too. A class whose map is constant is left out of its mosaic's mean.
+correct map would spill over the border. Cells have the images' size where the network takes mosaics that
+large; otherwise images are shrunk, and the network must be sure of them shrunk (and enlarged again) too. A
+class whose map is constant is left out of its mosaic's mean.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import cycle, pairwise
-from typing import Any, NamedTuple, Unpack
+from itertools import cycle
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -95,27 +94,15 @@ class Mosaics:
         return torch.cat(lines, -2)
 
     def mass(self, values: Tensor) -> Tensor:
-        """Tensor "m n n", float64: the positive mass of maps "m h w" in each cell.
-
-        Counted on the map's own grid, each value evenly over its square: enlarged bilinearly, a correct map
-        would spill over the border of its cell.
-        """
-        rows, columns = (
-            overlap(int(count), edges).to(values.device)
-            for count, edges in zip(values.shape[1:], (self.rows, self.columns), strict=True)
-        )
-        return torch.einsum("rh,mhw,cw->mrc", rows, values.clamp(min=0).double(), columns)
-
-
-def overlap(count: int, edges: Sequence[int]) -> Tensor:
-    """Tensor "n count": how much of each of `count` equal steps lies in each cell."""
-    # In whole numbers, so that a step outside a cell counts 0 there, not a rounding error.
-    start, whole = torch.arange(count) * edges[-1], edges[-1]
-    inside = [
-        (start + whole).clamp(max=last * count) - start.clamp(min=first * count)
-        for first, last in pairwise(edges)
-    ]
-    return torch.stack(inside).clamp(min=0).double() / whole
+        """Tensor "m n n", float64: the positive mass of maps "m h w" in each cell."""
+        shares = []  # "n count": how much of each of `count` equal steps lies in each cell
+        for count, edges in zip(values.shape[1:], (self.rows, self.columns), strict=True):
+            # In whole numbers, so that a step outside a cell counts 0 there, not a rounding error.
+            start, whole = torch.arange(count) * edges[-1], edges[-1]
+            ends = [(start + whole).clamp(max=last * count) for last in edges[1:]]
+            inside = [end - start.clamp(min=first * count) for end, first in zip(ends, edges, strict=False)]
+            shares.append(torch.stack(inside).clamp(min=0).double().to(values.device) / whole)
+        return torch.einsum("rh,mhw,cw->mrc", shares[0], values.clamp(min=0).double(), shares[1])
 
 
 def shrunk(pictures: Tensor, size: tuple[int, int]) -> Tensor:
@@ -130,14 +117,19 @@ def make_mosaics(
     confident: float = 0.5, mosaics: int | None = None, full_size: bool | None = None, seed: int = 0,
     **passes: Unpack[Passes],
 ) -> Mosaics:  # fmt: skip
-    """Make mosaics of images that a network classifies confidently.
+    """Make mosaics of images that a network classifies confidently; arguments as of grid_pointing.
 
-    Args:
-        images, labels, model, cells, confident, mosaics, seed, passes: as for grid_pointing.
-        full_size: whether cells have the images' size; default: if the network takes such mosaics.
+    full_size: whether cells have the images' size; default: if the network takes such mosaics.
     """
+    if not isinstance(cells, int) or cells < 2:
+        raise InputError(f"cells must be a whole number of at least 2, got {cells!r}")
+    if not 0 <= confident <= 1:
+        raise InputError(f"confident must be a probability from 0 to 1, got {confident!r}")
+    if mosaics is not None and (not isinstance(mosaics, int) or mosaics < 1):
+        raise InputError(f"mosaics must be a whole number of at least 1, or None; got {mosaics!r}")
+    if seed < 0:
+        raise InputError(f"seed must be 0 or more, got {seed}")
     model = unbind_targets(as_model(model))
-    _check(cells, confident, mosaics, seed)
     inputs = model.check_images(images).to(model.device)
     refuse_volumes("grid_pointing", size_of(inputs))
     height, width = int(inputs.shape[-2]), int(inputs.shape[-1])
@@ -164,17 +156,6 @@ def make_mosaics(
         )
     places = _arranged(classes[sure].tolist(), cells, mosaics or count // cells**2, seed)
     return Mosaics(inputs[sure], classes[sure], places.to(inputs.device), rows, columns)
-
-
-def _check(cells: int, confident: float, mosaics: int | None, seed: int) -> None:
-    if not isinstance(cells, int) or cells < 2:
-        raise InputError(f"cells must be a whole number of at least 2, got {cells!r}")
-    if not 0 <= confident <= 1:
-        raise InputError(f"confident must be a probability from 0 to 1, got {confident!r}")
-    if mosaics is not None and (not isinstance(mosaics, int) or mosaics < 1):
-        raise InputError(f"mosaics must be a whole number of at least 1, or None; got {mosaics!r}")
-    if seed < 0:
-        raise InputError(f"seed must be 0 or more, got {seed}")
 
 
 def _sure(
@@ -210,12 +191,8 @@ def _arranged(classes: Sequence[int], cells: int, mosaics: int, seed: int) -> Te
     return torch.tensor(places).view(-1, cells, cells)
 
 
-class Question(NamedTuple):
-    """A class to explain in every mosaic, and the cells of its evidence."""
-
-    model: Model
-    targets: Tensor  # "m"
-    inside: Tensor  # "m n n", bool
+# A network, "m": the class to explain in every mosaic, and "m n n" bool: the cells of its evidence.
+Question = tuple[Model, Tensor, Tensor]
 
 
 def _shares(
@@ -227,13 +204,13 @@ def _shares(
     table: dict[str, list[Tensor]] = {method: [] for method in methods}
     for part in torch.arange(len(mosaics.places)).split(AT_ONCE):
         images = mosaics.images(part)
-        explained = [explain(q.model, images, methods, q.targets[part], layer=layer, seed=seed,
-                             allow_nan=True, **passes) for q in questions]  # fmt: skip
+        explained = [explain(model, images, methods, targets[part], layer=layer, seed=seed,
+                             allow_nan=True, **passes) for model, targets, _ in questions]  # fmt: skip
         for method, rows in table.items():
             shares = []
-            for question, maps in zip(questions, explained, strict=True):
+            for (_, _, cells), maps in zip(questions, explained, strict=True):
                 mass = mosaics.mass(maps[method].values)
-                inside = (mass * question.inside[part]).sum((1, 2)) / mass.sum((1, 2))
+                inside = (mass * cells[part]).sum((1, 2)) / mass.sum((1, 2))
                 shares.append(inside.masked_fill(maps[method].degenerate, torch.nan))
             rows.append(torch.stack(shares, 1).cpu())
     return {method: torch.cat(rows) for method, rows in table.items()}
@@ -267,13 +244,11 @@ def grid_pointing(
         methods: names, with optional options.
         labels: "b", the images' classes: only correctly classified images are used; default: all that the
             network classifies confidently.
-        model, images: as for hp.explain.
+        model, images, layer, passes: as for hp.explain; passes are batch_size and progress.
         cells: along each side of a mosaic.
         confident: the least probability of an image's class.
         mosaics: their number; default: as many as use each image about once.
-        layer: the layer that CAMs read, as for hp.explain.
         seed: of the places of images, and of methods that draw random numbers.
-        passes: batch_size and progress, as for hp.explain.
 
     Returns:
         By method: inside and above (chance), each "m", one for each mosaic.
@@ -290,11 +265,9 @@ def grid_pointing(
         images, labels, model=model, cells=cells, confident=confident, mosaics=mosaics, seed=seed, **passes
     )
     classes = built.cell_classes
-    kinds = torch.stack(
-        [cells_of.unique() for cells_of in classes.flatten(1)]
-    )  # "m k": as many in every mosaic
-    questions = [Question(model, kind, classes == kind[:, None, None]) for kind in kinds.unbind(1)]
-    areas = torch.stack([(q.inside.cpu() * built.areas).sum((1, 2)) for q in questions], 1)
+    kinds = torch.stack([own.unique() for own in classes.flatten(1)])  # "m k": as many in every mosaic
+    questions = [(model, kind, classes == kind[:, None, None]) for kind in kinds.unbind(1)]
+    areas = torch.stack([(cells_of.cpu() * built.areas).sum((1, 2)) for _, _, cells_of in questions], 1)
     result = {}
     for method, shares in _shares(calls, questions, built, layer, seed, passes).items():
         blank = shares.isnan()
@@ -338,7 +311,7 @@ def disconnected_grid(
     alone = disconnected(model, built.pictures, needs, layer, cells)
     every = torch.eye(cells**2, dtype=torch.bool, device=model.device).unflatten(1, (cells, cells))
     questions = [
-        Question(network, targets, cell.expand_as(built.places))
+        (network, targets, cell.expand_as(built.places))
         for network, targets, cell in zip(alone, built.cell_classes.flatten(1).unbind(1), every, strict=True)
     ]
     result = {}

@@ -15,15 +15,11 @@ Choices where the paper is open or wrong:
 - Quantile levels are linspace(0, 0.99, 31); the AUC is their plain mean. The paper says a map that stays
   inside the finders has AUC_F 1; with quantile thresholds the zeros around it count too, and a version-1
   code's own finder mask gets 0.548387.
-- {C~ >= the q-quantile} is {C~ >= the value of rank ceil(q (n-1))}, ties included. The code uses that and
-  interpolates nothing, so only q (n-1) rounds, in float64: that is one pixel of a 21x21 map, and none at 224.
+- {C~ >= the q-quantile} is {C~ >= the value of rank ceil(q (n-1))}, ties included; nothing is interpolated.
 - Epsilon (1e-6) is added after the shared normalisation, not to the raw range, so that a rescaled map keeps
   its scores.
 - A constant map has no mass to share out: every value is NaN, although the formulas would return numbers.
 - Masks of another size are resized to the nearest pixel centre, then binarised at 0.5.
-
-D is scipy's Euclidean distance transform, the field's own and exact. It is slow beside everything else here,
-and masks repeat (every method is scored on the same images), so each distinct mask is transformed once.
 
 occlusion_drop: whether the model needs the part that the map marks. Its pixels are replaced by a baseline of
 insertion and deletion (by default a Gaussian blur of sigma 10; the paper does not say with what it occludes):
@@ -33,8 +29,8 @@ Class 0 of a one-logit model is read as -z. A mask without a pixel occludes noth
 
 bl_slope, aurc: changes of scores under distortion. For a metric m at severities s of a distortion:
     slope = least-squares slope of m on s,   aurc = trapezoid of m(s) / m(0) over s (1: it does not move)
-Both are averaged over the distortions. The paper does not say how either is computed; these are the plain
-readings. A curve with an undefined point is left out and `n` counts the rest; m(0) = 0 is undefined.
+Both are means over the distortions, plain readings of a paper without formulas. A curve with an undefined
+point is left out and `n` counts the rest; m(0) = 0 is undefined.
 """
 
 from __future__ import annotations
@@ -51,22 +47,13 @@ from torch import Tensor, nn
 
 from heatproof.errors import InputError, did_you_mean
 from heatproof.explain.baselines import baseline_images, mixed
+from heatproof.metrics import kit
 from heatproof.metrics.agreement import Correlation, rank_correlation
-from heatproof.metrics.kit import (
-    CONSTANT,
-    Passes,
-    align,
-    as_tensor,
-    ascending,
-    cached,
-    chunks,
-    pixel_maps,
-    sized_maps,
-)
+from heatproof.metrics.kit import CONSTANT, Passes, align, as_tensor, bound, chunks
 from heatproof.metrics.results import Cause, PerImage
 from heatproof.metrics.scene import BatchContext
-from heatproof.models.model import Model, as_model
-from heatproof.models.queue import Queue, bind_targets
+from heatproof.models.model import Model
+from heatproof.models.queue import Queue
 from heatproof.models.running import at_least_float, frozen_eval
 from heatproof.registry import metric
 from heatproof.types import ArrayLike, Images, Maps, constant, per_map, size_of
@@ -82,7 +69,6 @@ GAP = "every distortion has a severity at which the metric is not defined"
 NO_START = "the metric is 0 or not defined at severity 0 (or later) under every distortion"
 CITE = "chakraborty2025cambench"
 Number = TypeVar("Number", float, Tensor)
-Known = dict[Any, PerImage]  # results of structure on the same maps, by variant
 
 
 def part_occlusion(
@@ -95,10 +81,8 @@ def part_occlusion(
         masks: "b H W" or one "H W" (any size; resized to the nearest pixel), or a dict of them by part. Each
             image is run once whole and once per part, all in one queue.
         targets: the class, one or one per image; default: the prediction.
-        model, images: the network, and its images, as for hp.explain.
-        fill: "blur", "black", "mean" or "noise", as baseline of insertion_deletion.
-        seed: of noise.
-        passes: batch_size and progress, as for hp.explain.
+        model, images, passes: as for hp.explain; passes are batch_size and progress.
+        fill, seed: "blur", "black", "mean" or "noise", as baseline of insertion_deletion; the seed of noise.
 
     Returns:
         drop, or drop_<part> of each part.
@@ -109,20 +93,16 @@ def part_occlusion(
         >>> list(part_occlusion(masks, 0, model=network, images=torch.rand(1, 3, 4, 4)))
         ['drop_left', 'drop_right']
     """
-    model = as_model(model)
-    whole = at_least_float(model.check_images(images).to(model.device))
-    model, targets = bind_targets(model, whole, targets)
+    model, inputs, targets = bound(model, images, targets)
+    whole = at_least_float(inputs)
     parts = (
-        {f"drop_{name}": mask for name, mask in masks.items()}
-        if isinstance(masks, Mapping)
-        else {"drop": masks}
+        {f"drop_{k}": mask for k, mask in masks.items()} if isinstance(masks, Mapping) else {"drop": masks}
     )
     if not parts:
         raise InputError("masks is an empty dict; give at least one part, such as {'finder': mask}")
     size, count = size_of(whole), len(whole)
-    hidden = torch.stack(
-        [align(mask, size, whole, name).expand(count, *size) for name, mask in parts.items()]
-    )
+    aligned = (align(mask, size, whole, name) for name, mask in parts.items())
+    hidden = torch.stack([mask.expand(count, *size) for mask in aligned])
     filled = baseline_images(model, whole, fill, seed)
 
     def make(start: int, stop: int) -> Tensor:
@@ -142,32 +122,24 @@ def part_occlusion(
     return PerImage(drops, [Cause(NO_PIXEL, gone, (name,)) for name, gone in zip(parts, empty, strict=True)])
 
 
-@metric(
-    "occlusion_drop", needs=("model", "images", "masks"), cite=CITE, family="Causes", volumes=True,
+def _same(scores: PerImage, name: str) -> PerImage:
+    return scores
+
+
+OCCLUSION_EXAMPLE = """
+>>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2, bias=False))
+>>> _ = network[1].weight.data.fill_(0.5)
+>>> corner = torch.tensor([[1, 0], [0, 0]])
+>>> image = torch.tensor([[[[1.0, 0.0], [0.0, 0.0]]] * 3]).view(1, 3, 2, 2)
+>>> occlusion_drop(corner, 0, model=network, images=image, fill="mean")["drop"]""".strip()
+_drop_score = kit.members(
+    metric, part_occlusion, _same, 'drop, "b"; part_occlusion takes several parts.', OCCLUSION_EXAMPLE
+)
+occlusion_drop = _drop_score(
+    "occlusion_drop", "Decrease of the class's logit when a part of the image is occluded.",
+    "tensor([1.1250])", needs=("model", "images", "masks"), cite=CITE, family="Causes", volumes=True,
     not_in_a_run="it occludes one named part; call hp.metrics for it",
 )  # fmt: skip
-def occlusion_drop(
-    masks: ArrayLike, targets: ArrayLike | None = None, *, model: Model | nn.Module, images: Images,
-    fill: str = "blur", seed: int = 0, **passes: Unpack[Passes],
-) -> PerImage:  # fmt: skip
-    """Decrease of the class's logit when a part of the image is occluded.
-
-    Args:
-        masks: "b H W" or one "H W", the part.
-        targets, model, images, fill, seed, passes: as for part_occlusion, which takes several parts.
-
-    Returns:
-        drop, "b".
-
-    Example:
-        >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2, bias=False))
-        >>> _ = network[1].weight.data.fill_(0.5)
-        >>> corner = torch.tensor([[1, 0], [0, 0]])
-        >>> images = torch.tensor([[[[1.0, 0.0], [0.0, 0.0]]] * 3])
-        >>> occlusion_drop(corner, 0, model=network, images=images.view(1, 3, 2, 2), fill="mean")["drop"]
-        tensor([1.1250])
-    """
-    return part_occlusion(masks, targets, model=model, images=images, fill=fill, seed=seed, **passes)
 
 
 @metric(
@@ -190,17 +162,13 @@ def occlusion_correlation(mass: ArrayLike, drop: ArrayLike) -> Correlation:
     return rank_correlation(mass, drop, ("mass", "drop"))
 
 
-def _in_a_run(
-    function: Callable[..., Any], context: BatchContext, options: dict[str, Any]
-) -> dict[str, PerImage]:
+def _in_a_run(_: Callable[..., Any], context: BatchContext, options: dict[str, Any]) -> dict[str, PerImage]:
+    """All scores, of which each metric reads its own."""
     assert context.batch.truth is not None
     masks = context.batch.truth.masks
     parts = masks["finder"], masks["timing"], masks["box"]
     nothing = Cause(NO_CODE, ~masks["box"].flatten(1).any(1))
-    scores = {
-        method: function(maps, *parts, known=context.cache("structure", method), **options)
-        for method, maps in context.maps.items()
-    }
+    scores = {method: structure(maps, *parts, **options) for method, maps in context.maps.items()}
     # The shares of an empty mask are 0 and 1 for every map, so means leave them out.
     return {method: PerImage(own, [nothing, *own.causes]) for method, own in scores.items()}
 
@@ -211,187 +179,15 @@ _metric = partial(
 )  # fmt: skip
 
 
-@_metric("fmr", aliases=("finder_mass_ratio",), title="mass on the finder patterns")
-def fmr(
-    maps: Maps | ArrayLike, finder: ArrayLike, timing: ArrayLike, box: ArrayLike, variant: str = "auc", *,
-    known: Known | None = None,
-) -> PerImage:  # fmt: skip
-    """Share of the map's mass on the finder patterns of a code.
-
-    Args:
-        maps, finder, timing, box, variant, known: as for structure.
-
-    Returns:
-        fmr, "b".
-
-    Example:
-        >>> fmr([[[3.0, 1.0], [0, 0]]], [[1, 0], [0, 0]], [[0, 1], [0, 0]], [[1, 1], [0, 0]])["fmr"]
-        tensor([0.7500])
-    """
-    return structure(maps, finder, timing, box, variant, known=known).only("fmr")
-
-
-@_metric("tmr", aliases=("timing_mass_ratio",), title="mass on the timing patterns")
-def tmr(
-    maps: Maps | ArrayLike, finder: ArrayLike, timing: ArrayLike, box: ArrayLike, variant: str = "auc", *,
-    known: Known | None = None,
-) -> PerImage:  # fmt: skip
-    """Share of the map's mass on the timing patterns of a code.
-
-    Args:
-        maps, finder, timing, box, variant, known: as for structure.
-
-    Returns:
-        tmr, "b".
-
-    Example:
-        >>> tmr([[[3.0, 1.0], [0, 0]]], [[1, 0], [0, 0]], [[0, 1], [0, 0]], [[1, 1], [0, 0]])["tmr"]
-        tensor([0.2500])
-    """
-    return structure(maps, finder, timing, box, variant, known=known).only("tmr")
-
-
-@_metric("bl", higher_is_better=False, aliases=("background_leakage",), title="leakage outside the code")
-def bl(
-    maps: Maps | ArrayLike, finder: ArrayLike, timing: ArrayLike, box: ArrayLike, variant: str = "auc", *,
-    known: Known | None = None,
-) -> PerImage:  # fmt: skip
-    """Share of the map's mass on what is not the code: leakage.
-
-    Args:
-        maps, finder, timing, box, variant, known: as for structure.
-
-    Returns:
-        bl, "b".
-
-    Example:
-        >>> bl([[[3.0, 1.0], [0, 0]]], [[1, 0], [0, 0]], [[0, 1], [0, 0]], [[1, 1], [0, 0]])["bl"]
-        tensor([0.])
-    """
-    return structure(maps, finder, timing, box, variant, known=known).only("bl")
-
-
-@_metric("auc_f", aliases=("coverage_finder",), title="coverage of the finder patterns")
-def auc_f(
-    maps: Maps | ArrayLike, finder: ArrayLike, timing: ArrayLike, box: ArrayLike, variant: str = "auc", *,
-    known: Known | None = None,
-) -> PerImage:  # fmt: skip
-    """Share of the finder patterns that the map covers, mean over thresholds.
-
-    Args:
-        maps, finder, timing, box, variant, known: as for structure.
-
-    Returns:
-        auc_f, "b".
-
-    Example:
-        >>> auc_f([[[3.0, 1.0], [0, 0]]], [[1, 0], [0, 0]], [[0, 1], [0, 0]], [[1, 1], [0, 0]])["auc_f"]
-        tensor([0.5726])
-    """
-    return structure(maps, finder, timing, box, variant, known=known).only("auc_f")
-
-
-@_metric("auc_t", aliases=("coverage_timing",), title="coverage of the timing patterns")
-def auc_t(
-    maps: Maps | ArrayLike, finder: ArrayLike, timing: ArrayLike, box: ArrayLike, variant: str = "auc", *,
-    known: Known | None = None,
-) -> PerImage:  # fmt: skip
-    """Share of the timing patterns that the map covers, mean over thresholds.
-
-    Args:
-        maps, finder, timing, box, variant, known: as for structure.
-
-    Returns:
-        auc_t, "b".
-
-    Example:
-        >>> auc_t([[[3.0, 1.0], [0, 0]]], [[1, 0], [0, 0]], [[0, 1], [0, 0]], [[1, 1], [0, 0]])["auc_t"]
-        tensor([0.2500])
-    """
-    return structure(maps, finder, timing, box, variant, known=known).only("auc_t")
-
-
-@_metric(
-    "auc_bg", higher_is_better=False, aliases=("coverage_background",), title="coverage of the background"
-)
-def auc_bg(
-    maps: Maps | ArrayLike, finder: ArrayLike, timing: ArrayLike, box: ArrayLike, variant: str = "auc", *,
-    known: Known | None = None,
-) -> PerImage:  # fmt: skip
-    """Share of the background that the map covers, mean over thresholds.
-
-    Args:
-        maps, finder, timing, box, variant, known: as for structure.
-
-    Returns:
-        auc_bg, "b".
-
-    Example:
-        >>> auc_bg([[[3.0, 1.0], [0, 0]]], [[1, 0], [0, 0]], [[0, 1], [0, 0]], [[1, 1], [0, 0]])["auc_bg"]
-        tensor([0.1774])
-    """
-    return structure(maps, finder, timing, box, variant, known=known).only("auc_bg")
-
-
-@_metric("dts", higher_is_better=False, aliases=("distance_to_structure",), title="distance to the structure")
-def dts(
-    maps: Maps | ArrayLike, finder: ArrayLike, timing: ArrayLike, box: ArrayLike, variant: str = "auc", *,
-    known: Known | None = None,
-) -> PerImage:  # fmt: skip
-    """Mean distance of the map's mass to the nearest finder or timing pattern, by the image's diagonal.
-
-    Args:
-        maps, finder, timing, box, variant, known: as for structure.
-
-    Returns:
-        dts, "b".
-
-    Example:
-        >>> dts([[[3.0, 1.0], [0, 0]]], [[1, 0], [0, 0]], [[0, 1], [0, 0]], [[1, 1], [0, 0]])["dts"]
-        tensor([0.])
-    """
-    return structure(maps, finder, timing, box, variant, known=known).only("dts")
-
-
-@_metric(
-    "structure_score",
-    bounds=(-4.0, 2.0),
-    votes=True,
-    headline=True,
-    aliases=("score",),
-    title="structure score",
-)
-def structure_map_score(
-    maps: Maps | ArrayLike, finder: ArrayLike, timing: ArrayLike, box: ArrayLike, variant: str = "auc", *,
-    known: Known | None = None,
-) -> PerImage:  # fmt: skip
-    """Coverage of both patterns, less three times that of the background and less the distance to them.
-
-    Args:
-        maps, finder, timing, box, variant, known: as for structure.
-
-    Returns:
-        score, "b".
-
-    Example:
-        >>> parts = [[1, 0], [0, 0]], [[0, 1], [0, 0]], [[1, 1], [0, 0]]
-        >>> structure_map_score([[[3.0, 1.0], [0, 0]]], *parts)["score"]
-        tensor([0.2903])
-    """
-    return structure(maps, finder, timing, box, variant, known=known).only("score")
-
-
 def structure(
-    maps: Maps | ArrayLike, finder: ArrayLike, timing: ArrayLike, box: ArrayLike, variant: str = "auc", *,
-    known: Known | None = None,
-) -> PerImage:  # fmt: skip
+    maps: Maps | ArrayLike, finder: ArrayLike, timing: ArrayLike, box: ArrayLike, variant: str = "auc"
+) -> PerImage:
     """Mass, coverage, leakage and distance of maps on the parts of a QR code, and their sum.
 
     Args:
         maps: Maps, or "b h w".
         finder, timing, box: masks of both patterns and of the code, "b H W" or one "H W" for all.
         variant: what the score sums up: coverages, "auc", or masses, "mass".
-        known: cache of the results on these maps; a run shares it between the metrics of one batch.
 
     Returns:
         fmr, tmr, bl, auc_f, auc_t, auc_bg, dts and score, each "b".
@@ -402,17 +198,54 @@ def structure(
         (tensor([0.7500]), tensor([0.2500]), tensor([0.]))
     """
     if variant not in TERMS:
-        raise InputError(
-            f"unknown variant {variant!r} of the structure score; {did_you_mean(variant, TERMS)}"
-        )
+        hint = did_you_mean(variant, TERMS)
+        raise InputError(f"unknown variant {variant!r} of the structure score; {hint}")
+    scores, (flat, bare) = _scored(maps, {"finder": finder, "timing": timing}, box, "box")
+    values = dict(zip(NAMES, (scores[key] for key in _keys(("finder", "timing"))), strict=True))
+    values["score"] = structure_score(*(values[name] for name in (*TERMS[variant], "dts")))
+    return PerImage(values, [flat, bare._replace(names=("dts", "score"))])
 
-    def compute() -> PerImage:
-        scores, (flat, bare) = _score(maps, {"finder": finder, "timing": timing}, box, "box")
-        values = dict(zip(NAMES, (scores[key] for key in _keys(("finder", "timing"))), strict=True))
-        values["score"] = structure_score(*(values[name] for name in (*TERMS[variant], "dts")))
-        return PerImage(values, [flat, bare._replace(names=("dts", "score"))])
 
-    return cached(known, variant, compute)
+EXAMPLE = """
+>>> parts = [[1, 0], [0, 0]], [[0, 1], [0, 0]], [[1, 1], [0, 0]]
+>>> {name}([[[3.0, 1.0], [0, 0]]], *parts)["{key}"]""".strip()
+_score = kit.members(_metric, structure, PerImage.only, '{key}, "b".', EXAMPLE)
+fmr = _score(
+    "fmr", "Share of the map's mass on the finder patterns of a code.", "tensor([0.7500])",
+    aliases=("finder_mass_ratio",), title="mass on the finder patterns",
+)  # fmt: skip
+tmr = _score(
+    "tmr", "Share of the map's mass on the timing patterns of a code.", "tensor([0.2500])",
+    aliases=("timing_mass_ratio",), title="mass on the timing patterns",
+)  # fmt: skip
+bl = _score(
+    "bl", "Share of the map's mass on what is not the code: leakage.", "tensor([0.])",
+    higher_is_better=False, aliases=("background_leakage",), title="leakage outside the code",
+)  # fmt: skip
+auc_f = _score(
+    "auc_f", "Share of the finder patterns that the map covers, mean over thresholds.", "tensor([0.5726])",
+    aliases=("coverage_finder",), title="coverage of the finder patterns",
+)  # fmt: skip
+auc_t = _score(
+    "auc_t", "Share of the timing patterns that the map covers, mean over thresholds.", "tensor([0.2500])",
+    aliases=("coverage_timing",), title="coverage of the timing patterns",
+)  # fmt: skip
+auc_bg = _score(
+    "auc_bg", "Share of the background that the map covers, mean over thresholds.", "tensor([0.1774])",
+    higher_is_better=False, aliases=("coverage_background",), title="coverage of the background",
+)  # fmt: skip
+dts = _score(
+    "dts",
+    "Mean distance of the map's mass to the nearest finder or timing pattern, by the image's diagonal.",
+    "tensor([0.])", higher_is_better=False, aliases=("distance_to_structure",),
+    title="distance to the structure",
+)  # fmt: skip
+structure_map_score = _score(
+    "structure_score",
+    "Coverage of both patterns, less three times that of the background and less the distance to them.",
+    "tensor([0.2903])", key="score", function="structure_map_score", bounds=(-4.0, 2.0), votes=True,
+    headline=True, aliases=("score",), title="structure score",
+)  # fmt: skip
 
 
 def structure_score(finder: Number, timing: Number, background: Number, distance: Number) -> Number:
@@ -453,7 +286,7 @@ def structure_parts(
     """
     if not parts:
         raise InputError("parts is empty; pass at least one mask, such as {'lung': mask}")
-    return PerImage(*_score(maps, parts, region, "region"))
+    return PerImage(*_scored(maps, parts, region, "region"))
 
 
 def _keys(parts: Sequence[str]) -> list[str]:
@@ -461,10 +294,10 @@ def _keys(parts: Sequence[str]) -> list[str]:
     return [*masses, "leakage", *coverages, "coverage_outside", "distance"]
 
 
-def _score(
+def _scored(
     maps: Maps | ArrayLike, parts: Mapping[str, ArrayLike], region: ArrayLike | None, region_name: str
 ) -> tuple[dict[str, Tensor], list[Cause]]:
-    values, size = sized_maps(maps)
+    values, size = kit.sized_maps(maps)
     values = values.detach()
     masks = [align(mask, size, values, name) for name, mask in parts.items()]
     union = reduce(torch.logical_or, masks)
@@ -473,7 +306,7 @@ def _score(
     pieces = []
     for part in chunks(values, size):
         distance = distance_to(union[part] if len(union) > 1 else union)
-        pieces.append(_measure(pixel_maps(values[part], size), [area[part] for area in areas], distance))
+        pieces.append(_measure(kit.pixel_maps(values[part], size), [area[part] for area in areas], distance))
     table = torch.cat(pieces) if pieces else values.new_zeros((0, 2 * len(masks) + 4), dtype=torch.float32)
     scores = dict(zip(_keys(tuple(parts)), table[:, 1:].unbind(1), strict=True))
     bare = ~union.flatten(1).any(1).expand(len(values))
@@ -481,10 +314,7 @@ def _score(
 
 
 def _measure(values: Tensor, areas: Sequence[Tensor], distance: Tensor) -> Tensor:
-    """Turn "b H W" in [0, 1], the masks of the parts and of the outside, the distance field into "b columns".
-
-    The formulas as they stand, for constant maps too. Column 0 marks those, the others follow `_keys`.
-    """
+    """Table "b columns" from maps in [0, 1], also constant ones, which column 0 marks; others as `_keys`."""
     pixels = (values / (1 + EPSILON)).flatten(1)
     mass = pixels.sum(1, dtype=torch.float64) + EPSILON
     shares = [(pixels * area.flatten(1)).sum(1, dtype=torch.float64) / mass for area in areas]
@@ -497,7 +327,7 @@ def _measure(values: Tensor, areas: Sequence[Tensor], distance: Tensor) -> Tenso
 def _coverage(pixels: Tensor, areas: Sequence[Tensor]) -> list[Tensor]:
     """Mean over the thresholds of each area's share of {C~ >= tau}: "b n", each "b n" -> each "b"."""
     ranks = np.ceil(np.linspace(0, 0.99, THRESHOLDS) * (pixels.shape[1] - 1)).astype(int).tolist()
-    thresholds = ascending(pixels)[:, ranks].contiguous()
+    thresholds = kit.ascending(pixels)[:, ranks].contiguous()
     # Bin k + 1 holds the pixels at or above tau_k and below tau_k+1; summed from the top, bins become sets.
     bins = torch.searchsorted(thresholds, pixels, right=True)
 
@@ -511,7 +341,7 @@ def _coverage(pixels: Tensor, areas: Sequence[Tensor]) -> list[Tensor]:
 
 
 def distance_to(masks: Tensor) -> Tensor:
-    """Turn "b h w" bool into "b h w" float32 on the same device; infinite where a mask has no pixel.
+    """Distance to masks "b h w", float32, infinite where a mask has no pixel; each mask is transformed once.
 
     >>> distance_to(torch.tensor([[[True, False, False]]])).tolist()
     [[[0.0, 1.0, 2.0]]]
@@ -593,9 +423,8 @@ def _curves(values: ArrayLike, severities: ArrayLike) -> tuple[Tensor, Tensor]:
         )
     levels, order = levels.sort()
     if len(levels) < 2 or not torch.isfinite(levels).all() or (levels.diff() == 0).any():
-        raise InputError(
-            f"severities must be at least two different numbers; got {as_tensor(severities).tolist()}"
-        )
+        given = as_tensor(severities).tolist()
+        raise InputError(f"severities must be at least two different numbers; got {given}")
     return curves[..., order], levels
 
 

@@ -17,13 +17,14 @@ layers included; parameters of modules without one are drawn from a normal distr
 deviation they had. The class explained stays the original network's. A bias per channel undoes a shift only
 without zero padding, which does not shift along; here the first layer's response to the shift is measured and
 subtracted place by place, which away from the border is that bias. The copy's preprocessing shifts along, so
-that methods that look at the image see the same one. Ghorbani et al. search for the worst noise; here it is
-random signs, which they use as a baseline.
+that methods that look at the image see the same one. Noise is random signs, a baseline of Ghorbani et al.,
+who search for the worst (adversarial.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack
@@ -35,13 +36,13 @@ from torch import Tensor, nn
 from heatproof.errors import InputError
 from heatproof.explain.api import begin_ahead, explain, with_sufficient_repeats
 from heatproof.metrics.agreement import map_similarity
-from heatproof.metrics.kit import Passes, cached
+from heatproof.metrics.kit import Passes, bound, cached, members
 from heatproof.metrics.results import Cause, Curve, PerImage
 from heatproof.metrics.scene import BatchContext
 from heatproof.models.derived import copy_of, from_the_head, twin_of
 from heatproof.models.heads import OneOfMany
-from heatproof.models.model import Model, as_model
-from heatproof.models.queue import all_logits, bind_targets
+from heatproof.models.model import Model
+from heatproof.models.queue import all_logits
 from heatproof.registry import metric
 from heatproof.types import ArrayLike, Images, Maps, per_map
 
@@ -55,11 +56,12 @@ TOLERANCE = 1e-3  # of the largest logit; rounding alone stays far below
 Known = dict[Any, dict[str, Maps]]  # maps of the unchanged network, by the arguments of explain
 
 
-def _in_a_run(
+def in_a_run(
     function: Callable[..., Any], context: BatchContext, options: dict[str, Any]
 ) -> dict[str, PerImage]:
+    """Call a metric that runs methods again; without `targets` it explains the predicted class."""
     named: dict[str, Any] = {"model": context.model, "images": context.batch.images, "layer": context.layer}
-    if function is not fragility:  # which explains the predicted class
+    if "targets" in inspect.signature(function).parameters:
         named |= {"targets": context.classes, "known": context.cache("maps of the unchanged network")}
     return dict(function(list(context.maps), **named, **context.passes, **options))
 
@@ -70,7 +72,7 @@ def _titles(text: str) -> dict[str, str]:
 
 _metric = partial(  # maps that ignore the network are perfectly stable, so control maps are no reference
     metric, needs=("model", "images"), bounds=(-1.0, 1.0), family="Sanity", floors=(), question="map",
-    reruns=True, volumes=True, call=_in_a_run,
+    reruns=True, volumes=True, call=in_a_run,
 )  # fmt: skip
 
 
@@ -84,15 +86,13 @@ def parameter_randomisation(
     Args:
         methods: names, with optional options.
         targets: the explained class, one or one per image; default: the prediction.
-        model, images: as for hp.explain.
+        model, images, layer, passes: as for hp.explain; passes are batch_size and progress.
         depths: number of depths, from the head alone to the whole network, evenly spread over its
             modules; None: every module. Each depth is one shared pass for all methods.
         budget: "enough": methods that repeat a pass do so only as often as the ranks of their pixels require;
             "full": as often as by default.
-        layer: the layer that CAMs read, as for hp.explain.
         seed: of the weights, and of methods that draw.
         known: cache of maps of the unchanged network; a run shares it between the metrics of one batch.
-        passes: batch_size and progress, as for hp.explain.
 
     Returns:
         By method: curves ssim and spearman, "b depths"; x: the module down to which the network is random,
@@ -105,13 +105,9 @@ def parameter_randomisation(
         (['1'], torch.Size([2, 1]))
     """
     if depths is not None and (not isinstance(depths, int) or depths < 1):
-        raise InputError(
-            f"depths must be a whole number of at least 1, or None for every module; got {depths!r}"
-        )
-    model = as_model(model)
-    inputs = model.check_images(images)
+        raise InputError(f"depths must be a whole number from 1, or None for every module; got {depths!r}")
+    model, inputs, targets = bound(model, images, targets)
     explain_all = _Explain(methods, budget, layer=layer, seed=seed, **passes)
-    model, targets = bind_targets(model, inputs, targets)
     before = explain_all.original(model, inputs, targets, known)
     explained = next(iter(before.values())).explained
     twin = twin_of(model, inputs)
@@ -139,35 +135,21 @@ def _mean_over_depths(causes: Sequence[Cause], curve: Curve) -> PerImage:
     return PerImage(means, [*causes, *never])
 
 
-@_metric(
-    "randomisation", higher_is_better=False, cite="adebayo2018sanity", needs_gradients=True,
+def _means(curves: Mapping[str, Curve], name: str) -> dict[str, PerImage]:
+    return {method: curve.scores for method, curve in curves.items()}
+
+
+RETURNS = 'By method: ssim and spearman, each "b", means over the depths.'
+EXAMPLE = """
+>>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(75, 2))
+>>> scores = randomisation("gradient", model=network, images=torch.rand(2, 3, 5, 5), depths=1)
+>>> scores["gradient"]["ssim"].shape""".strip()
+_score = members(_metric, parameter_randomisation, _means, RETURNS, EXAMPLE)
+randomisation = _score(
+    "randomisation", "Similarity of maps to the original's as modules become random from the head down.",
+    "torch.Size([2])", higher_is_better=False, cite="adebayo2018sanity", needs_gradients=True,
     parts=_titles("unchanged by random weights"),
 )  # fmt: skip
-def randomisation(
-    methods: Methods = "gradcam", targets: ArrayLike | None = None, *, model: Model | nn.Module,
-    images: Images, depths: int | None = 10, budget: str = "enough", layer: Layers = None, seed: int = 0,
-    known: Known | None = None, **passes: Unpack[Passes],
-) -> dict[str, PerImage]:  # fmt: skip
-    """Similarity of maps to the original's as modules become random from the head down.
-
-    Args:
-        methods, targets, model, images, depths, budget, layer, seed, known, passes: as for
-            parameter_randomisation, whose curves these are the means of.
-
-    Returns:
-        By method: ssim and spearman, each "b", means over the depths.
-
-    Example:
-        >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(75, 2))
-        >>> scores = randomisation("gradient", model=network, images=torch.rand(2, 3, 5, 5), depths=1)
-        >>> scores["gradient"]["ssim"].shape
-        torch.Size([2])
-    """
-    curves = parameter_randomisation(
-        methods, targets, model=model, images=images, depths=depths, budget=budget, layer=layer, seed=seed,
-        known=known, **passes,
-    )  # fmt: skip
-    return {method: curve.scores for method, curve in curves.items()}
 
 
 class _Explain:
@@ -222,10 +204,8 @@ def fragility(
     """
     if not epsilon > 0 or not isinstance(draws, int) or draws < 1:
         raise InputError(f"fragility needs epsilon > 0 and draws >= 1; got {epsilon} and {draws}")
-    model = as_model(model)
-    inputs = model.check_images(images).to(model.device)
+    model, inputs, targets = bound(model, images)
     explain_all = _Explain(methods, budget, layer=layer, seed=seed, **passes)
-    model, targets = bind_targets(model, inputs, None)
     reach = value_range(model, inputs)
 
     def noisy(draw: int) -> Tensor:
@@ -240,7 +220,10 @@ def fragility(
     causes: list[Cause] = []
     for draw in range(draws):
         changed = noisy(draw)
-        stayed = _keeps_prediction(model, inputs, targets, passes.get("batch_size"), changed)
+        stayed = torch.ones(len(inputs), dtype=torch.bool)
+        if not isinstance(model.head, OneOfMany):  # whose prediction is the class that is explained
+            first, then = (all_logits(model, given, passes.get("batch_size")) for given in (inputs, changed))
+            stayed = model.same(first, then, model.check_targets(targets, first))
         for method, maps in explain_all(model, changed, targets).items():
             same = (maps.explained == before[method].explained) & stayed.to(maps.explained.device)
             similar = map_similarity(before[method], maps)
@@ -282,10 +265,8 @@ def input_shift(
         >>> bool((scores["gradient"]["spearman"] > 0.99).all())
         True
     """
-    model = as_model(model)
-    inputs = model.check_images(images).to(model.device)
+    model, inputs, targets = bound(model, images, targets)
     explain_all = _Explain(methods, budget, layer=layer, seed=seed, **passes)
-    model, targets = bind_targets(model, inputs, targets)
     before = explain_all.original(model, inputs, targets, known)
     shifted, twin = inputs + shift, _shifted_copy(model, inputs, shift)
     logits = [all_logits(m, x, passes.get("batch_size")) for m, x in ((model, inputs), (twin, shifted))]
@@ -317,16 +298,6 @@ def _shifted_copy(model: Model, images: Tensor, shift: float) -> Model:
     usual = model.preprocess
     mean = tuple(m - shift * s for m, s in zip(usual.mean, usual.std, strict=True))
     return replace(twin, preprocess=replace(usual, mean=mean))
-
-
-def _keeps_prediction(
-    model: Model, inputs: Tensor, targets: Any, batch_size: int | None, changed: Tensor
-) -> Tensor:
-    """Bool tensor "b": whether the prediction stays, if the explained class alone does not show it."""
-    if isinstance(model.head, OneOfMany):  # whose prediction is the class that is explained
-        return torch.ones(len(inputs), dtype=torch.bool)
-    before, after = (all_logits(model, given, batch_size) for given in (inputs, changed))
-    return model.same(before, after, model.check_targets(targets, before))
 
 
 def value_range(model: Model, images: Tensor) -> Tensor:

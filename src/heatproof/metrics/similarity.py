@@ -13,10 +13,9 @@ Cite: wang2004ssim, daroya2023cose.
 Deviations: COSE prints eq. 2 and says it lies in [0, 1]; the windowed form is the default, and either may
 be negative. Two constant maps have R = 0: NaN in "local5".
 
-How: with s = x + y and d = x - y, four window sums (of s, d, s^2, d^2) give all five moments. They are kept
-in float64, since float32 loses the variance of flat windows next to C2. On the CPU NumPy does the work in a
-few threads, each with its own maps: torch would start and join its threads some forty times per map. Memory
-is what costs there, so each thread keeps its buffers from map to map.
+How: with s = x + y and d = x - y, four window sums (of s, d, s^2, d^2) give all five moments, in float64,
+since float32 loses the variance of flat windows next to C2. On the CPU NumPy works in threads, each with its
+own maps and buffers: torch would start and join its threads some forty times per map.
 """
 
 from __future__ import annotations
@@ -159,8 +158,17 @@ def _range(values: Tensor) -> Tensor:
 def _local5(pair: _Pair) -> Tensor:
     x, y, reach, weight = pair[:4]
     inner = None if weight is None else weight[:, REACH:-REACH, REACH:-REACH]
-    if x.device.type == "cpu":
-        return _with_numpy(x, y, reach, inner)
+    if x.is_cpu:
+        scores, reaches = np.empty(len(x)), reach.tolist()
+
+        def work(rows: range) -> None:
+            strips = _Strips(*x.shape[1:])
+            for i in rows:
+                seen = None if inner is None else inner[i].numpy()
+                scores[i] = strips.score(x[i].numpy(), y[i].numpy(), reaches[i], seen)
+
+        in_threads(len(x), work)
+        return torch.from_numpy(scores)
     parts = []
     for part in chunks(x, (x.shape[1], x.shape[2])):
         first, second = x[part].double(), y[part].double()
@@ -168,30 +176,19 @@ def _local5(pair: _Pair) -> Tensor:
         sums = [_window_sums(field) for field in (total, gap, total * total, gap * gap)]
         spare = torch.empty_like(sums[0]), torch.empty_like(sums[0])
         similar = _similarity(sums, reach[part, None, None], spare, torch.add)
-        parts.append(_mean(similar, None if inner is None else inner[part]))
+        if inner is None:
+            parts.append(similar.mean((-2, -1)))
+        else:  # an empty mask would divide 0 by 0; the caller has marked it as undefined
+            own = inner[part]
+            parts.append((similar * own).sum((-2, -1)) / own.sum((-2, -1)).clip(1))
     return torch.cat(parts) if parts else reach
-
-
-def _with_numpy(x: Tensor, y: Tensor, reach: Tensor, inner: Tensor | None) -> Tensor:
-    """Each thread has buffers of its own that all its maps share."""
-    scores = np.empty(len(x))
-    seen = None if inner is None else inner.numpy()
-    first, second, reaches = x.numpy(), y.numpy(), reach.tolist()
-
-    def work(rows: range) -> None:
-        strips = _Strips(*first.shape[1:])
-        for i in rows:
-            scores[i] = strips.score(first[i], second[i], reaches[i], None if seen is None else seen[i])
-
-    in_threads(len(x), work)
-    return torch.from_numpy(scores)
 
 
 class _Strips:
     """SSIM of one map after another, a strip of rows at a time, in buffers that are reused.
 
-    A strip is stored flat, so that a neighbour below is `width` steps away and every operation runs over
-    contiguous memory. Windows that would cross the end of a row are computed and ignored.
+    A strip is stored flat, so that a neighbour below is `width` steps away. Windows that would cross the end
+    of a row are computed and ignored.
     """
 
     def __init__(self, height: int, width: int) -> None:
@@ -233,8 +230,7 @@ class _Strips:
 def _similarity(sums: Any, reach: Any, spare: Any, add: Any) -> Any:
     """SSIM of each window from its sums of s, d, s^2 and d^2, float64, arrays or tensors; all in place.
 
-    spare: buffers for two more of them; add: the library's own function.
-    Every term of the formula is scaled by 2 * 25^2 (means) or 2 * 25 * 24 (sample covariances).
+    spare: two more buffers. Terms are scaled by 2 * 25^2 (means) or 2 * 25 * 24 (sample covariances).
     """
     a, b, p, q = sums
     for mean, square in ((a, p), (b, q)):
@@ -252,13 +248,6 @@ def _similarity(sums: Any, reach: Any, spare: Any, add: Any) -> Any:
     a *= p
     a /= spread
     return a
-
-
-def _mean(similar: Tensor, weight: Tensor | None) -> Tensor:
-    if weight is None:
-        return similar.mean((-2, -1))
-    # An empty mask would divide 0 by 0; the caller has marked it as undefined.
-    return (similar * weight).sum((-2, -1)) / weight.sum((-2, -1)).clip(1)
 
 
 def _window_sums(x: Tensor) -> Tensor:

@@ -9,8 +9,7 @@ A control map shares everything with the map except for one property:
 
 Maps are scored by insertion and deletion (see faithfulness.py), in the log-odds L of the explained class,
 which do not saturate as probabilities do. Hidden pixels get the baseline (blur, mean, black, noise) under
-which the class is least likely, image by image: a blur that keeps the class, as for a tint or for a network
-that takes blurred lungs for ill, gives no information about any map.
+which the class is least likely, image by image: one that keeps the class says nothing about any map.
 
     f(map) = (insertion area - deletion area) / (L(image) - L(painted over))           about -1 to 1
     specificity_weights = f(map) - the mean f of its control maps under random weights
@@ -45,13 +44,13 @@ from heatproof.explain.baselines import baseline_images
 from heatproof.explain.providers.files import CONTROLS, Stored, control_folder
 from heatproof.metrics.agreement import map_similarity
 from heatproof.metrics.faithfulness import area, insertion_deletion, not_above
-from heatproof.metrics.kit import NOT_FINITE, Passes, blanked, cached, finite, pixel_maps
-from heatproof.metrics.results import Cause, PerImage
+from heatproof.metrics.kit import NOT_FINITE, Passes, blanked, bound, cached, finite, pixel_maps
+from heatproof.metrics.results import Cause, Curve, PerImage
 from heatproof.metrics.sanity import Layers
 from heatproof.metrics.scene import BatchContext, Change
 from heatproof.models.derived import untrained_copy
 from heatproof.models.heads import Columns
-from heatproof.models.model import Model, as_model
+from heatproof.models.model import Model
 from heatproof.models.queue import Queue, bind_targets
 from heatproof.models.running import frozen_eval, is_function
 from heatproof.registry import explainers, metric, parse_call
@@ -84,7 +83,6 @@ _metric = partial(
 
 @_metric(
     "specificity", higher_is_better=True, cite="petsiuk2018rise", family="Faithfulness", votes=True,
-    about="Insertion minus deletion of a map, above that of its control maps.",
     parts={"weights": "above its map under random weights",
            "place": "above the rotated map"},
 )  # fmt: skip
@@ -93,22 +91,19 @@ def specificity(
     steps: int = STEPS, layer: Layers = None, seed: int = 0, then: Change | None = None,
     known: Known | None = None, **passes: Unpack[Passes],
 ) -> dict[str, PerImage]:  # fmt: skip
-    """Difference of insertion minus deletion between each map and its control maps.
+    """Insertion minus deletion of a map, above that of its control maps.
 
     Args:
         maps: by method, as `hp.explain` returns them; the methods are run again under random weights. If
             that is impossible (maps from files without control maps beside them, or a network that is a
             function), `weights` is NaN.
-        model: the network that was explained.
-        images: the explained images, model-ready, "b c H W".
-        draws: number of networks with random weights.
-        steps: of each curve.
-        layer: the layer that CAMs read, as given to `hp.explain`.
+        model, images: the network that was explained, and the images, model-ready, "b c H W".
+        draws, steps: number of networks with random weights, and of steps of each curve.
+        layer, passes: as for hp.explain; passes are batch_size and progress.
         seed: of the random weights, and of methods that draw, as given to `hp.explain`.
         then: function that was applied to the maps (a run rounds them to store them), and is applied to
             the control maps too, so that rounding is no difference between them.
         known: cache of maps under random weights by draw; new ones are added.
-        passes: batch_size and progress, as for hp.explain.
 
     Returns:
         By method: weights and place, each "b".
@@ -121,16 +116,14 @@ def specificity(
         >>> list(scores["gradient"])
         ['weights', 'place']
     """
-    model = as_model(model)
-    inputs = model.check_images(images)
     if not isinstance(draws, int) or draws < 1:
         raise InputError(f"draws must be a whole number of at least 1, got {draws!r}")
-    model, _ = bind_targets(model, inputs, next(iter(maps.values())).explained.clamp(min=0))
+    model, inputs, _ = bound(model, images, next(iter(maps.values())).explained.clamp(min=0))
     options: dict[str, Any] = {"seed": seed, "layer": layer, "then": then, **passes}
     rerun = {} if is_function(model.module) else {n: own for n, own in maps.items() if not is_stored(n)}
-    controls = (
-        [dict(drawn) for drawn in _controls(draws, known, rerun, model, inputs, **options)] if rerun else []
-    )
+    make = partial(maps_untrained, rerun, model, inputs, **options)
+    drawn: list[Mapping[str, Maps]] = [cached(known, i, partial(make, i)) for i in range(draws) if rerun]
+    controls = [dict(own) for own in drawn]
     for name, own in maps.items():
         for i, control in enumerate(_stored_controls(name, own)):
             controls += [{}] * (i == len(controls))
@@ -176,25 +169,24 @@ def gains(
             if name not in drawn:
                 continue
             lost[name] |= ~finite(drawn[name]).cpu()
-            control = _unless_constant(blanked(drawn[name]), noise).to(pixels)
+            given = blanked(drawn[name])
+            control = upsample(given.values, given.image_size)  # normalising would make pixels equal
+            flat = per_map(given.degenerate, control)
+            control = torch.where(flat, noise.values.to(control), control).to(pixels)
             same[name, i] = (control == pixels).flatten(1).all(1)
             tested[name, i] = control.masked_fill(per_map(same[name, i], control), 0)  # costs no pass
-    network: dict[str, Any] = {
-        "model": model,
-        "images": images,
-        "baseline": painted,
-        "steps": steps,
-        **passes,
-    }
-    curves = insertion_deletion(tested, explained, **network)
+    network: dict[str, Any] = {"model": model, "images": images, "baseline": painted, "steps": steps}
+    curves = insertion_deletion(tested, explained, **network, **passes)
+
+    def gain_of(both: Curve) -> Tensor:
+        if not model.head.chance:  # whose curves are shares of what is lost already
+            return (area(both.insertion) - area(both.deletion)).cpu()
+        areas = [area(curve.clamp(SURE, 1 - SURE).logit()) for curve in (both.insertion, both.deletion)]
+        return ((areas[0] - areas[1]) / fall).cpu()
+
+    gain = {key: gain_of(both) for key, both in curves.items()}
     stays = Cause(STAYS, (fall < LEAST).cpu())
-    if model.head.chance:
-        gain = {
-            key: ((_log_area(both.insertion) - _log_area(both.deletion)) / fall).cpu()
-            for key, both in curves.items()
-        }
-    else:  # whose curves are shares of what is lost already
-        gain = {key: (area(both.insertion) - area(both.deletion)).cpu() for key, both in curves.items()}
+    if not model.head.chance:
         stays = Cause(not_above(model.head.name), gain[next(iter(maps)), "own"].isnan())
     result = {}
     for name, own in maps.items():
@@ -229,14 +221,9 @@ def painted_over(
     return tried[1:][best, torch.arange(len(images), device=best.device)], odds[0] - least
 
 
-def _log_area(curves: Tensor) -> Tensor:
-    return area(curves.clamp(SURE, 1 - SURE).logit())
-
-
 @_metric(
     "untrained", bounds=(-2.0, 2.0), cite="hedstrom2024sanity", family="Sanity", reruns=True,
     needs_gradients=True,
-    about="Similarity of maps to those of an untrained network, relative to two untrained networks.",
     parts={"spearman": "similarity to an untrained network's map (ranks)",
            "null": "similarity of two untrained networks' maps (ranks)",
            "excess": "excess similarity to an untrained network's map",
@@ -249,13 +236,8 @@ def untrained(
     """Similarity of maps to those of an untrained network, relative to two untrained networks.
 
     Args:
-        maps: by method, as `hp.explain` returns them.
-        model: the network that was explained.
-        images: the explained images, model-ready, "b c H W".
-        layer: the layer that CAMs read, as given to `hp.explain`.
+        maps, model, images, layer, then, known, passes: as for specificity.
         seed: of the first untrained network (the second has the next one), and of methods that draw.
-        then, known: as for specificity.
-        passes: batch_size and progress, as for hp.explain.
 
     Returns:
         By method: spearman, null, excess and entropy, each "b".
@@ -268,11 +250,10 @@ def untrained(
         >>> list(scores["gradient"])
         ['spearman', 'null', 'excess', 'entropy']
     """
-    model = as_model(model)
-    inputs = model.check_images(images)
-    model, _ = bind_targets(model, inputs, next(iter(maps.values())).explained.clamp(min=0))
+    model, inputs, _ = bound(model, images, next(iter(maps.values())).explained.clamp(min=0))
     options: dict[str, Any] = {"seed": seed, "layer": layer, "then": then, **passes}
-    first, second = _controls(2, known, maps, model, inputs, **options)
+    make = partial(maps_untrained, maps, model, inputs, **options)
+    first, second = (cached(known, draw, partial(make, draw)) for draw in (0, 1))
     return {name: against_untrained(own, first[name], second[name]) for name, own in maps.items()}
 
 
@@ -282,33 +263,18 @@ def against_untrained(maps: Maps, first: Maps, second: Maps) -> PerImage:
     first = blanked(first)
     spearman, by_chance = similar["spearman"].cpu(), null["spearman"].cpu()
     own, random = entropy(maps), entropy(first)
-    scores = {
-        "spearman": spearman,
-        "null": by_chance,
-        "excess": spearman - by_chance,
-        "entropy": (random - own) / own.clamp(min=1e-6),
-    }
-    return PerImage(
-        scores, [Cause(c.sentence, c.where.cpu()) for c in (*similar.causes, *null.causes) if not c.names]
-    )
+    scores = {"spearman": spearman, "null": by_chance, "excess": spearman - by_chance}
+    scores["entropy"] = (random - own) / own.clamp(min=1e-6)
+    causes = [Cause(c.sentence, c.where.cpu()) for c in (*similar.causes, *null.causes) if not c.names]
+    return PerImage(scores, causes)
 
 
 def entropy(maps: Maps) -> Tensor:
     """Entropy "b" of the histogram of each map in [0, 1] at image size, in bits."""
     bins = (pixel_maps(maps).flatten(1) * (BINS - 1)).round().long()
-    counts = torch.zeros(len(bins), BINS, device=bins.device).scatter_add_(
-        1, bins, torch.ones_like(bins, dtype=torch.float32)
-    )
-    shares = counts / bins.shape[1]
+    counts = torch.zeros(len(bins), BINS, device=bins.device)
+    shares = counts.scatter_add_(1, bins, counts.new_ones(bins.shape)) / bins.shape[1]
     return -(shares * shares.clamp(min=1e-12).log2()).sum(1).cpu()
-
-
-def _controls(
-    draws: int, known: Known | None, maps: Mapping[str, Maps], model: Model, images: Tensor, **options: Any
-) -> list[Mapping[str, Maps]]:
-    """Maps under several draws of random weights, from the cache if they are in it."""
-    make = partial(maps_untrained, maps, model, images, **options)
-    return [cached(known, draw, partial(make, draw)) for draw in range(draws)]
 
 
 def _stored_controls(name: str, maps: Maps) -> list[Maps]:
@@ -350,8 +316,3 @@ def under_random_weights(
     """Maps that `make` computes of the network with random weights."""
     made = make(untrained_copy(model, images, seed + draw))
     return {name: then(maps) if then else maps for name, maps in made.items()}
-
-
-def _unless_constant(maps: Maps, noise: Maps) -> Tensor:
-    values = upsample(maps.values, maps.image_size)  # as they are: normalising would make pixels equal
-    return torch.where(per_map(maps.degenerate, values), noise.values.to(values), values)

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from functools import partial
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,19 +82,15 @@ def cose(
     means = np.stack([_resampled(sums, sizes, rng, joint=same_images is not None) for _ in range(resamples)])
     undefined = len(alike) + len(distance) - sum(counts)
     interval = percentile_interval(harmonic(means[:, 0], means[:, 1]))
-    stored = {
+    parts = {
         "consistency": halves[0], "sensitivity": halves[1], "same": float(counts[0]),
         "changed": float(counts[1]), "low": interval[0], "high": interval[1],
-    }  # fmt: skip
-    beside = {
         "n_same": counts[0], "n_changed": counts[1], "n_undefined": undefined,
         "consistency_interval": percentile_interval(means[:, 0]),
         "sensitivity_interval": percentile_interval(means[:, 1]),
     }  # fmt: skip
-    return PerClass(
-        float(harmonic(*halves)), sum(counts), interval=interval, reason=_reason(*counts, undefined),
-        parts=stored | beside,
-    )  # fmt: skip
+    reason = _reason(*counts, undefined)
+    return PerClass(float(harmonic(*halves)), sum(counts), interval=interval, reason=reason, parts=parts)
 
 
 @_metric("consistency", bounds=(-1.0, 1.0), title="similarity for the same prediction")
@@ -314,10 +311,9 @@ def comparable(maps: Maps) -> Tensor:
 def alike(
     first: Tensor, second: Tensor, mask: Tensor | None = None, similarity: str = "local5"
 ) -> tuple[Tensor, Tensor]:
-    """SSIM of maps "n H W" and, if NaN, the index of its reason in `similarity.REASONS`; on the maps' device.
+    """SSIM of maps "n H W" and, if NaN, the index of its reason in REASONS; on the maps' device.
 
-    similarity: "local5" or "eq2" of SSIM, or "pearson". The authors' code has windows, the paper prints
-    eq. 2, its supplement has Pearson's r.
+    similarity: "local5" (the authors' code), "eq2" (the paper) or "pearson" (its supplement).
     """
     if similarity == "pearson":
         value, constant = _pearson(first, second, mask), 3
@@ -339,19 +335,14 @@ def _pearson(first: Tensor, second: Tensor, mask: Tensor | None) -> Tensor:
     for maps in (first, second):
         pixels = maps.double().expand(shape).masked_fill(~counted, 0).flatten(1)
         apart = (pixels - (pixels.sum(1) / n)[:, None]).masked_fill(~counted.flatten(1), 0)
-        flat = maps.expand(shape).masked_fill(~counted, -torch.inf).flatten(1).amax(1) == (
-            maps.expand(shape).masked_fill(~counted, torch.inf).flatten(1).amin(1)
-        )
-        deviations.append(apart.masked_fill(flat[:, None], torch.nan))
+        high, low = (maps.expand(shape).masked_fill(~counted, end).flatten(1) for end in (-inf, inf))
+        deviations.append(apart.masked_fill((high.amax(1) == low.amin(1))[:, None], torch.nan))
     x, y = deviations
     return ((x * y).sum(1) / ((x * x).sum(1) * (y * y).sum(1)).sqrt()).clamp(-1, 1).float()
 
 
 def checkpoint_pairs(earlier: Maps, final: Maps, similarity: str = "local5") -> Pairs:
-    """A method's maps at an earlier checkpoint against the final ones, image by image (eq. 7, the models).
-
-    Both explain what their own checkpoint predicts, so the prediction stayed where they explain one class.
-    """
+    """A method's maps at an earlier checkpoint against the final ones, image by image (eq. 7, the models)."""
     if earlier.ids != final.ids or len(earlier) != len(final) or earlier.image_size != final.image_size:
         raise InputError("the maps of the two checkpoints are not of the same images in the same order")
     device = final.values.device
@@ -360,4 +351,5 @@ def checkpoint_pairs(earlier: Maps, final: Maps, similarity: str = "local5") -> 
         for part in (slice(start, start + AT_ONCE) for start in range(0, len(final), AT_ONCE))
     ]
     values, why = (torch.cat(column) for column in zip(*parts, strict=True))
+    # Both explain what their own checkpoint predicts, so the prediction stayed where they explain one class.
     return Pairs(values, why, earlier.explained.to(device) == final.explained)

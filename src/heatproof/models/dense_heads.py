@@ -24,10 +24,10 @@ import torch
 from torch import Tensor, nn
 
 from heatproof.errors import InputError, ModelError, TargetError, did_you_mean
-from heatproof.grids import per_map
 from heatproof.models import heads
 from heatproof.models.heads import Columns, Head, LastStep, in_unit_interval, logits_of, undone_sigmoid
 from heatproof.models.running import is_function
+from heatproof.types import per_map
 
 OVERLAP = 0.5  # IoU from which two boxes are the same
 BOXES = ("boxes", "scores", "labels")

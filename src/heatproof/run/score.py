@@ -107,8 +107,9 @@ def measure(
     if any("model" not in request.entry.needs for request in requests):
         on_host = replace(context, maps={method: maps.to("cpu") for method, maps in context.maps.items()})
     computed: dict[tuple[Any, ...], Mapping[str, PerImage]] = {}
-    for request in requests:
-        key = request.entry.function, request.options  # metrics of one function share a call
+    # Metrics of one function or of one bundle share a call.
+    keys = [((r.entry.bundle and r.entry.call) or r.entry.function, r.options) for r in requests]
+    for key, request in zip(keys, requests, strict=True):
         if key not in computed:
             with span("metric", request.entry.bundle or request.text):
                 computed[key] = compute(request, context if "model" in request.entry.needs else on_host)
@@ -119,8 +120,8 @@ def measure(
     fetched = {key: {m: _on_host(scores) for m, scores in own.items()} for key, own in computed.items()}
     results += [
         MetricResults(method, name, scores[part].double().tolist(), scores.reasons(part))
-        for request in requests
-        for method, scores in fetched[request.entry.function, request.options].items()
+        for key, request in zip(keys, requests, strict=True)
+        for method, scores in fetched[key].items()
         for name, part in _parts(request, scores)
     ]
     not_finite = {method: where.tolist() for method, where in bad.items()}

@@ -45,11 +45,11 @@ from heatproof.images.source import Source
 from heatproof.images.transforms import vary
 from heatproof.metrics.classifier import accuracy, auc
 from heatproof.metrics.kit import as_tensor, same_length
+from heatproof.models.capture import tap
 from heatproof.models.checkpoints import write_weights
 from heatproof.models.model import Model
 from heatproof.models.queue import Queue
 from heatproof.models.running import frozen_eval, restore_flags
-from heatproof.models.capture import tap
 from heatproof.show import eight_bit
 from heatproof.train.networks import Parts, seeded, trained_parts
 from heatproof.train.recipe import BALANCED, Epoch, GradientNorm, History, Phase, Recipe, TrainedBatch

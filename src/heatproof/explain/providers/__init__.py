@@ -49,8 +49,7 @@ from heatproof.explain.providers import files
 from heatproof.models.checkpoints import first_line
 from heatproof.models.layers import find_module, layout_of, picture_layers
 from heatproof.models.model import Model
-from heatproof.models.running import is_out_of_memory, watched
-from heatproof.models.wrapped import function_in
+from heatproof.models.running import function_in, is_out_of_memory, watched
 from heatproof.registry import REQUIRED, Card, Explainer, explainers, key_of
 from heatproof.types import Signed, Trace
 
