@@ -15,14 +15,18 @@ from markupsafe import escape
 from heatproof.cli import main
 from heatproof.demo import QUICK, Sizes
 from heatproof.demo.networks import (
+    CODE,
     FOLDER,
+    HARMFUL,
+    HEALTHY,
     Twin,
+    audit_methods,
     cheating_twin,
     gather_weights,
+    settle,
     train_twins,
     write_pictures,
 )
-from heatproof.demo.settings import CODE, HARMFUL, HEALTHY, audit_methods, settle
 from heatproof.demo.story import first_alarms, same_maps, told_apart
 from heatproof.errors import InputError
 from heatproof.report.page import advice
