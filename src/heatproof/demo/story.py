@@ -71,7 +71,7 @@ def cheating(twin: Twin) -> dict[str, Any]:
     if not point.holds:
         return content
     score, maps = contrast.scores[STRIP], maps_over_pictures(contrast, STRIP)
-    rows = {"The image": (contrast.pictures, [f"a code with a {token}"] * STRIP_PICTURES)}
+    rows = {"The image": (list(contrast.pictures), [f"a code with a {token}"] * STRIP_PICTURES)}
     for network, overlays, inside in zip(NETWORKS.values(), maps, (score.a, score.b), strict=True):
         rows[network] = overlays, [f"{share:.0%} on the {token}" for share in inside[:STRIP_PICTURES]]
     return content | {

@@ -39,25 +39,9 @@ from heatproof.run.progress import Progress
 from heatproof.run.study import ResolvedStudy, open_study
 from heatproof.run.weights import find_checkpoints, seeded_builder
 from heatproof.store import RunFolder
-from heatproof.studies.common import (
-    Outcome,
-    named_run,
-    need_one_class,
-    run_config,
-    some,
-    study_file,
-    write_rows,
-)
-from heatproof.studies.cscore.results import (
-    Move,
-    Network,
-    moves,
-    phase_ends,
-    read_network,
-    write_comparison,
-    write_network,
-    write_networks,
-)
+from heatproof.studies import common
+from heatproof.studies.common import Outcome, named_run, run_config, some, study_file
+from heatproof.studies.cscore import results
 from heatproof.studies.cscore.settings import CscoreSettings
 from heatproof.train import TrainProgress, read_data, stratified_split, two_phase
 from heatproof.train.recipe import History
@@ -77,7 +61,7 @@ class CscoreOutcome(Outcome):
     """Results of a study of one or several networks, or of new weights against a reference."""
 
     runs: Sequence[Result]
-    fell: Sequence[Move] = ()  # scores that are worse than those of the reference
+    fell: Sequence[results.Move] = ()  # scores that are worse than those of the reference
     alarms: Sequence[Alarm] = ()  # of the new weights
 
     @property
@@ -96,7 +80,7 @@ def cscore_study(
     """Run or resume the whole protocol; OUT/summary.md is its page."""
     source, root = check(settings)
     untrained = build(settings, len(source.classes))
-    need_one_class(untrained, "a C-Score study")
+    common.need_one_class(untrained, "a C-Score study")
     history: History | None = None
     failures: list[Failure] = []
     weights = [str(Path(file).expanduser().absolute()) for file in settings.checkpoints]
@@ -118,10 +102,10 @@ def cscore_study(
     config = config_of(settings, images, weights, settings.methods, layer, more)
     result = named_run(settings.out, "run", config, progress)
     run = Trajectory.from_run(result.folder)
-    network = Network(settings.model, run, phase_ends(run, history), history)
+    network = results.Network(settings.model, run, results.phase_ends(run, history), history)
     swept = sweep_depths(settings, images, network.ends, progress) if settings.sweep else {}
     share = settings.held_out if history else None
-    book = write_network(settings.out, network, result.folder, swept, share, failures, places)
+    book = results.write_network(settings.out, network, result.folder, swept, share, failures, places)
     return CscoreOutcome(book, [result])
 
 
@@ -131,7 +115,7 @@ def networks_study(
     """One study for each network, in a folder of its own, then all of them on one page."""
     if len(settings.networks) + len(settings.beside) < 2:
         raise InputError("a comparison needs two networks; name two or more, or finished studies")
-    finished = [read_network(Path(folder)) for folder in settings.beside]
+    finished = [results.read_network(Path(folder)) for folder in settings.beside]
     own = [
         replace(settings, model=spec, networks=(), beside=(), out=settings.out / folder_name(spec))
         for spec in settings.networks
@@ -140,32 +124,25 @@ def networks_study(
         build(study, len(check(study)[0].classes))
     outcomes = [cscore_study(study, progress, training) for study in own]
     pages = {o.model: f"{o.out.name}/{outcome.page.name}" for o, outcome in zip(own, outcomes, strict=True)}
-    networks = [*(read_network(study.out, study.model) for study in own), *finished]
+    networks = [*(results.read_network(study.out, study.model) for study in own), *finished]
     names = [network.name for network in networks]
     for k, name in enumerate(names):
         if names.count(name) > 1:
             networks[k] = replace(networks[k], name=f"{name} ({k + 1})")
-    return CscoreOutcome(write_networks(settings.out, networks, pages), [o.run for o in outcomes])
+    return CscoreOutcome(results.write_networks(settings.out, networks, pages), [o.run for o in outcomes])
 
 
 def compare(
-    reference: Path,
-    weights: Path,
-    out: Path,
-    checkpoint: str | None = None,
-    images: Path | None = None,
-    progress: Progress | None = None,
+    reference: Path, weights: Path, out: Path, images: Path | None = None, progress: Progress | None = None
 ) -> CscoreOutcome:
     """Score `weights` on the network, images, methods and metrics of the reference.
 
-    checkpoint: of the reference; its last by default. Alarms are judged as if the new weights followed it.
+    Alarms are judged as if the new weights followed the reference's last checkpoint.
     """
     old = RunFolder.open(reference)
-    trained = Trajectory.from_run(old)
-    known = [c for c in trained if checkpoint in (None, c.name)]
+    known = Trajectory.from_run(old).checkpoints
     if not known:
-        names = ", ".join(c.name for c in trained) or "no checkpoint with a C-Score"
-        raise InputError(f"the reference cannot be compared at {checkpoint or 'its end'}; it has {names}")
+        raise InputError(f"{reference} has no checkpoint with a C-Score to compare with; finish it first")
     if not weights.is_file():
         raise InputError(f"there is no weight file {weights}")
     config = old.manifest.config
@@ -180,9 +157,9 @@ def compare(
     run = Trajectory.from_run(result.folder)
     before, after = replace(known[-1], epoch=None), run.checkpoints[-1]
     after = replace(after, name=f"{after.name} (new)", epoch=None)
-    pair, moved = Trajectory((before, after), run.class_names), moves(before, after)
+    pair, moved = Trajectory((before, after), run.class_names), results.moves(before, after)
     alarms = [a for a in find_alarms(pair) if a.checkpoint == after.name]
-    book = write_comparison(out, weights.name, pair, moved, alarms)
+    book = results.write_comparison(out, weights.name, pair, moved, alarms)
     return CscoreOutcome(book, [result], [move for move in moved if move.fell], alarms)
 
 
@@ -206,7 +183,7 @@ def write_list(path: Path, samples: Sequence[Sample], classes: Sequence[str], ro
         rows += [[*own, *box, *(sample.frame or ("", ""))] for box in sample.boxes]
         if not sample.boxes:
             rows.append([*own, *[""] * len(frame)])
-    write_rows(path, ["path", "label", *(f"mask_{part}" for part in parts), *frame], rows)
+    common.write_rows(path, ["path", "label", *(f"mask_{part}" for part in parts), *frame], rows)
 
 
 def check(settings: CscoreSettings) -> tuple[Source, Path]:

@@ -287,7 +287,7 @@ def average(values: Iterable[float]) -> float:
 
 def class_value(checkpoint: CheckpointState, method: str, label: int) -> Cell:
     score = score_of(checkpoint, method, label)
-    return score and Value(score_value(checkpoint, method, label), score.interval, score.n)
+    return None if score is None else Value(score_value(checkpoint, method, label), score.interval, score.n)
 
 
 def raised(network: Network, method: str) -> str:
