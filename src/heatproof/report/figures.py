@@ -72,15 +72,12 @@ def drawing(
             pyplot.close(figure)
 
 
-def save(figure: Any, folder: str | Path, name: str) -> list[Path]:
+def save(figure: Any, folder: Path, name: str) -> None:
     """Write NAME.svg, NAME.pdf and NAME.png without dates, so that the same figure is the same file."""
-    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-    files = {suffix: folder / f"{name}.{suffix}" for suffix in FORMATS}
-    for suffix, path in files.items():
-        figure.savefig(path, metadata=dates.get(suffix, {}))
-    return list(files.values())
+    for suffix in FORMATS:
+        figure.savefig(folder / f"{name}.{suffix}", metadata=dates.get(suffix, {}))
 
 
 @contextmanager

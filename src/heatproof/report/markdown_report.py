@@ -26,7 +26,7 @@ class MarkdownReport:
 
     folder: Path
     tables: dict[str, Table] = field(default_factory=dict)
-    figures: dict[str, Path] = field(default_factory=dict)  # the PNG of each
+    figures: list[str] = field(default_factory=list)  # names
 
     @property
     def page(self) -> Path:
@@ -60,7 +60,8 @@ class MarkdownReport:
             if name not in (figures or {}):
                 return ""
             with (figures or {})[name] as drawn:
-                self.figures[name] = save(drawn, self.folder / "figures", name)[-1]
+                save(drawn, self.folder / "figures", name)
+            self.figures.append(name)
             return f"![{caption}](figures/{name}.png)\n\n*{caption}*"
 
         text = TEMPLATES.get_template(template).render(table=table, figure=figure, **content)
