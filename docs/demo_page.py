@@ -23,7 +23,7 @@ from PIL import Image
 from heatproof.cli._console import console
 from heatproof.cli.demo import show
 from heatproof.demo import FULL, Audit, run
-from heatproof.demo.settings import CODE
+from heatproof.demo.networks import CODE
 from heatproof.report.tables import Column, Table
 from heatproof.verdict.answers import WORDS
 from heatproof.verdict.trajectory import Trajectory

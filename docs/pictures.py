@@ -48,7 +48,7 @@ from heatproof.report.figures import drawing
 from heatproof.report.panels import Tile, panel
 from heatproof.show import overlay
 from heatproof.store import RunFolder
-from heatproof.studies.cscore.page import position, trajectory_figure
+from heatproof.studies.cscore.results import position, trajectory_figure
 from heatproof.types import Maps
 from heatproof.verdict.alarms import find_alarms
 from heatproof.verdict.trajectory import Trajectory

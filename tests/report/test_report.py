@@ -32,7 +32,7 @@ from heatproof.report.sections import ScoreColumn, classes, packed, references, 
 from heatproof.run.engine import run_study
 from heatproof.store import Manifest, RunFolder
 from heatproof.store.maps import StoredMaps
-from heatproof.studies.cscore.page import score_grid
+from heatproof.studies.cscore.results import score_grid
 from heatproof.types import normalise, upsample
 from heatproof.verdict.answers import UNDECIDED
 from heatproof.verdict.data import RunData, measure, read_run

@@ -23,7 +23,7 @@ from heatproof.models import Model
 from heatproof.store import RunFolder
 from heatproof.studies.cose import CoseSettings, cose_study
 from heatproof.studies.cose.protocol import as_the_authors
-from heatproof.studies.cose.results import PUBLISHED_WINS, first_table, group_table, pick
+from heatproof.studies.cose.results import TABLES, pick, table_content
 from heatproof.train import Data, Phase, Recipe, fit
 from tiny_study import make_study
 
@@ -113,16 +113,17 @@ def test_a_lead_is_the_difference_of_the_scores(results: Any) -> None:
 
 def test_several_studies_in_one_table(results: Any, papers: dict[str, Any]) -> None:
     better = replace(results, model="other", pretraining="dino", family="transformer")
-    table = first_table([results, better])
+    make = TABLES.page(**table_content([results, better]))
+    table, groups = make("table1"), make("groups")
+    assert table and groups
     heads = [column.name for column in table.columns]
     rows = {row[0]: row for row in table.rows}
     assert rows["gradcam"][heads.index("overall")] == pytest.approx(results.scores["gradcam"].value)
     won = [rows[m][heads.index("best in")] for m in ("gradcam", "gradient")]
     assert sorted(won) == [0, 1]  # type: ignore[type-var]
-    groups = group_table([results, better])
-    assert groups and [c.name.split(",")[0] for c in groups.columns[1:]] == ["CNN", "transformer", "dino"]
-    assert group_table([results]) is None
-    assert sum(PUBLISHED_WINS) == pytest.approx(1)
+    assert [c.name.split(",")[0] for c in groups.columns[1:]] == ["CNN", "transformer", "dino"]
+    assert TABLES.page(**table_content([results]))("groups") is None
+    assert sum(TABLES.content["table1"]["wins"]) == pytest.approx(1)
 
 
 def test_the_page_says_what_the_paper_asks_of_a_network(place: Path, results: Any) -> None:

@@ -16,17 +16,21 @@ from test_study_cscore import pictures, settings
 from heatproof.cli import main
 from heatproof.errors import InputError
 from heatproof.metrics.classifier import auc, auc_errors
-from heatproof.report.tables import number
+from heatproof.report.tables import Table, number
 from heatproof.studies.cscore import CscoreSettings, networks_study
-from heatproof.studies.cscore.page import auc_table, classes_table, gap_table, method_table, overall_table
 from heatproof.studies.cscore.results import (
     CHOICE,
     RECOMMENDED,
     REFUSED,
     Network,
+    network_content,
+    networks_content,
     read_network,
     recommendation,
     standing,
+)
+from heatproof.studies.cscore.results import (
+    TABLES as CSCORE_TABLES,
 )
 from heatproof.train.recipe import Epoch, History
 from heatproof.verdict.trajectory import CheckpointState, Trajectory, auc_difference
@@ -54,6 +58,13 @@ def published(architecture: str) -> Network:
 PUBLISHED = [published(name) for name in TABLES["archs"]]
 
 
+def table_of(name: str, *networks: Network) -> Table:
+    content = networks_content(networks) if name in ("methods", "auc") else network_content(*networks)
+    table = CSCORE_TABLES.page(**content)(name)
+    assert table is not None
+    return table
+
+
 def test_the_published_tables_give_the_papers_own_recommendation() -> None:
     """Section 5.1: DenseNet201; InceptionV3 where the technique is chosen with care; not ResNet50V2."""
     standings = {network.name: standing(network, PUBLISHED) for network in PUBLISHED}
@@ -75,7 +86,7 @@ def test_net_changes_are_those_of_the_table_notes() -> None:
         for method, change in network.changes.items():
             if method in notes:
                 assert change == pytest.approx(notes[method], abs=1e-9)
-        table = overall_table(network)
+        table = table_of("overall", network)
         assert [c.name for c in table.columns] == ["method", *(c.name for c in network.run), "change"]
         ours = PRINTED["recomputed_means"][network.name]["six"]
         assert table.rows[-1][0] == "average" and number(table.rows[-1][-1]) == pytest.approx(ours, abs=1e-4)
@@ -83,11 +94,11 @@ def test_net_changes_are_those_of_the_table_notes() -> None:
 
 def test_the_class_gap_and_the_classes_are_printed_as_the_paper_has_them() -> None:
     dense = PUBLISHED[0].run
-    (row,) = (row for row in gap_table(dense).rows if row[0] == "GradCAM")
+    (row,) = (row for row in table_of("gaps", PUBLISHED[0]).rows if row[0] == "GradCAM")
     at = 1 + [c.name for c in dense].index("E20")
     assert number(row[at]) == pytest.approx(PRINTED["class_gap"]["value"], abs=1e-9)
     assert math.isnan(number(row[at + 1])), "one class has no gold list at E25"
-    table = classes_table(dense)
+    table = table_of("classes", PUBLISHED[0])
     assert len(table.rows) == 12
     for row in table.rows:
         printed = TABLES["normal" if row[0] == "Normal" else "pneumonia"]["DenseNet201"][str(row[1])]
@@ -97,7 +108,7 @@ def test_the_class_gap_and_the_classes_are_printed_as_the_paper_has_them() -> No
 
 
 def test_a_method_s_row_has_its_worst_class_and_its_alarms() -> None:
-    table = method_table(PUBLISHED)
+    table = table_of("methods", *PUBLISHED)
     heads = [c.name for c in table.columns]
     rows = {(row[0], row[1]): dict(zip(heads, row, strict=True)) for row in table.rows}
     assert len(rows) == 18
@@ -136,7 +147,7 @@ def test_auc_of_networks_is_compared_image_by_image() -> None:
 
 def test_pictures_of_one_name_that_differ_are_not_paired() -> None:
     several = [measured("a", 1), measured("b", 2), measured("c", 3, pictures="other")]
-    rows = auc_table(several).rows
+    rows = table_of("auc", *several).rows
     assert [row[-1] for row in rows] == ["yes", "no", "no"]
     worse = measured("worse", 2, skill=0.9)
     assert standing(worse, [measured("a", 1), worse]).answer == REFUSED

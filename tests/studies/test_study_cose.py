@@ -29,7 +29,7 @@ from heatproof.registry import Explainer, explainers
 from heatproof.store import RunFolder
 from heatproof.studies.cose import CoseResult, CoseSettings, cose_study
 from heatproof.studies.cose.protocol import input_pairs
-from heatproof.studies.cose.results import PUBLISHED
+from heatproof.studies.cose.results import TABLES
 from heatproof.studies.cose.settings import PAPER_METHODS
 from heatproof.types import Maps, Signed, Trace
 from tiny_study import make_study
@@ -382,7 +382,7 @@ def test_the_command_and_its_file(study: CoseSettings, tmp_path: Path) -> None:
 def test_the_published_values_are_the_papers(papers: dict[str, Any]) -> None:
     golden = papers["cose"]
     assert len(PAPER_METHODS) == len(golden["methods"])
-    for name, row in PUBLISHED.items():
+    for name, row in TABLES.content["table1"]["published"].items():
         rows = [values for _, model, values in golden["rows"] if model == name] or [golden["overall_pub"]]
         assert row == pytest.approx(np.mean(rows, axis=0), abs=0.0051)
 

@@ -24,8 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import heatproof as hp
 from contrast.discs import TAG, model_ready, network
 from heatproof.contrast import Pair, make_pair
-from heatproof.demo.networks import FOLDER, RATE, TOKEN, codes_to_learn
-from heatproof.demo.settings import CODE, FULL, HEALTHY
+from heatproof.demo.networks import CODE, FOLDER, FULL, HEALTHY, RATE, TOKEN, codes_to_learn
 from heatproof.models import Model
 from heatproof.models.checkpoints import load_checkpoint
 from heatproof.train import small_net

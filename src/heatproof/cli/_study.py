@@ -9,7 +9,7 @@ the file are relative to the file. An empty text counts as not given.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 import click
 from click.core import ParameterSource
 
-from heatproof.cli._console import new_table, say
+from heatproof.cli._console import broken_table, console, errors, new_table, say
 from heatproof.errors import InputError, did_you_mean
 from heatproof.studies.settings import KEY, Option, Settings
 
@@ -195,8 +195,15 @@ def arguments(settings: type, given: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def finish_study(ctx: click.Context, page: Path, failed: object, before: str = "") -> None:
-    """Print where the page is, and exit with 1 if something failed."""
+def finish_study(
+    ctx: click.Context, page: Path, failed: object, before: str = "",
+    broken: Sequence[Mapping[str, str]] = (), tables: Iterable[Table] = (),
+) -> None:  # fmt: skip
+    """Print images that could not be used, tables and where the page is; exit with 1 if something failed."""
+    if broken:
+        errors.print(broken_table(broken))
+    for table in tables:
+        console.print(terminal_table(table))
     say(f"{before}the page: {page}")
     if failed:
         ctx.exit(1)
@@ -204,9 +211,5 @@ def finish_study(ctx: click.Context, page: Path, failed: object, before: str = "
 
 def terminal_table(table: Table) -> Grid:
     """A study's table on the terminal, without its intervals."""
-    grid = new_table(table.title)
-    for column in table.columns:
-        grid.add_column(column.name, overflow="fold")
-    for i in range(len(table.rows)):
-        grid.add_row(*(table.text(i, j, interval=False) for j in range(len(table.columns))))
-    return grid
+    texts = [[table.text(i, j, interval=False) for j in range(len(row))] for i, row in enumerate(table.rows)]
+    return new_table(table.title, [column.name for column in table.columns], texts)

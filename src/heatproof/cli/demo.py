@@ -38,7 +38,8 @@ def demo_command(out: Path, quick: bool, seed: int) -> None:
 
 def show(audit: Audit, seconds: float) -> None:
     """Print the verdict, what to do, the cheating twin, both trainings, and where the page is."""
-    from heatproof.demo.story import advice, first_alarms, told_apart
+    from heatproof.demo.story import first_alarms, told_apart
+    from heatproof.report.page import advice
     from heatproof.verdict.answers import USES
 
     say(f"\n{audit.verdict.headline}", "bold")

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from heatproof.cli._console import broken_table, console, errors, new_table, say
+from heatproof.cli._console import console, new_table, say
 from heatproof.cli._study import StudyCommand, finish_study
 from heatproof.run.progress import Progress
 from heatproof.studies.cose.settings import CoseSettings
@@ -48,19 +48,12 @@ def cose_command(ctx: click.Context, given: dict[str, Any]) -> None:
     from heatproof.studies.cose import cose_study
 
     result = cose_study(CoseSettings(**given), Progress(console))
-    table = new_table(
-        f"COSE of {result.results.model} on {result.results.dataset}, {result.results.images} images"
-    )
-    for heading in ("method", "consistency", "sensitivity", "COSE, %"):
-        table.add_column(heading, justify="left" if heading == "method" else "right")
-    ranked = sorted(
-        result.results.scores.items(), key=lambda item: (math.isnan(item[1].value), -item[1].value)
-    )
-    for method, score in ranked:
-        table.add_row(method, f"{score.consistency:.3f}", f"{score.sensitivity:.3f}", f"{score.value:.2f}")
-    console.print(table)
-    for reason in dict.fromkeys(s.reason for s in result.results.scores.values() if s.reason):
+    found, heads = result.results, ("method", "consistency", "sensitivity", "COSE, %")
+    ranked = sorted(found.scores.items(), key=lambda item: (math.isnan(item[1].value), -item[1].value))
+    rows = [(m, f"{s.consistency:.3f}", f"{s.sensitivity:.3f}", f"{s.value:.2f}") for m, s in ranked]
+    title = f"COSE of {found.model} on {found.dataset}, {found.images} images"
+    console.print(new_table(title, heads, rows, right=heads[1:]))
+    for reason in dict.fromkeys(score.reason for score in found.scores.values() if score.reason):
         say(f"not defined: {reason}")
-    if result.failed:
-        errors.print(broken_table([{"image": f.id, "reason": f.reason} for f in result.failed]))
-    finish_study(ctx, result.page, failed=result.failed or result.skipped)
+    broken = [{"image": f.id, "reason": f.reason} for f in result.failed]
+    finish_study(ctx, result.page, result.failed or result.skipped, broken=broken)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from heatproof.cli._console import Steps, broken_table, console, errors, steps
-from heatproof.cli._study import StudyCommand, finish_study, terminal_table
+from heatproof.cli._console import console, steps
+from heatproof.cli._study import StudyCommand, finish_study
 from heatproof.errors import InputError
 from heatproof.run.progress import Progress
 from heatproof.studies.cscore.settings import CscoreSettings
@@ -54,52 +53,34 @@ def cscore_command(
 
     The last one compares new weights with a finished run and exits with 1 if they are worse.
     """
+    from heatproof.studies import cscore
+
     settings = CscoreSettings(**_with_words(given, words))
     if reference is not None:
-        _compare(ctx, reference, settings)
-    elif settings.networks or settings.beside:
-        _networks(ctx, settings)
-    else:
-        _network(ctx, settings)
+        if len(settings.checkpoints) != 1:
+            raise InputError("--reference compares one weight file: name it with --checkpoints FILE")
+        images, weights = (*settings.images, None)[0], Path(settings.checkpoints[0])
+        outcome = cscore.compare(reference, weights, settings.out, images, Progress(console))
+        worse = f"worse: {len(outcome.fell)} scores fell, {len(outcome.alarms)} alarms; "
+        failed = bool(outcome.fell or outcome.alarms)
+        before = worse if failed else "no worse; "
+        return finish_study(ctx, outcome.page, failed, before, tables=outcome.book.tables.values())
+    several = bool(settings.networks or settings.beside)
+    study = cscore.networks_study if several else cscore.cscore_study
+    with steps("training", settings.last_epoch * (len(settings.networks) if several else 1)) as bar:
 
+        def show(name: str, state: Any) -> None:
+            prefix = f"{name}, " * several
+            bar.now(f"{prefix}epoch {state.epoch}, batch {state.batch} of {state.batches}")
+            if (epoch := state.result) is not None:
+                scores = f"loss {epoch.loss:.3f}, accuracy {epoch.accuracy:.3f}, AUC {epoch.auc:.3f}"
+                bar.done(f"{prefix}epoch {epoch.epoch}, {epoch.phase}: {scores}")
 
-def _network(ctx: click.Context, settings: CscoreSettings) -> None:
-    from heatproof.studies.cscore import cscore_study
-
-    with steps("training", settings.last_epoch) as bar:
-        outcome = cscore_study(settings, Progress(console), _callback(bar))
+        outcome = study(settings, Progress(console), show)
     tables = outcome.book.tables
-    alarms = len(tables["alarms"].rows) if "alarms" in tables else 0
-    if outcome.run.broken:
-        errors.print(broken_table(outcome.run.broken))
-    console.print(terminal_table(tables["overall"]))
-    finish_study(ctx, outcome.page, failed=outcome.run.broken, before=f"{alarms} alarms; ")
-
-
-def _networks(ctx: click.Context, settings: CscoreSettings) -> None:
-    from heatproof.studies.cscore import networks_study
-
-    with steps("training", settings.last_epoch * len(settings.networks)) as bar:
-        outcome = networks_study(settings, Progress(console), lambda name: _callback(bar, f"{name}, "))
-    if outcome.broken:
-        errors.print(broken_table(outcome.broken))
-    for name in ("networks", "methods"):
-        console.print(terminal_table(outcome.book.tables[name]))
-    finish_study(ctx, outcome.page, failed=outcome.broken)
-
-
-def _compare(ctx: click.Context, reference: Path, settings: CscoreSettings) -> None:
-    if len(settings.checkpoints) != 1:
-        raise InputError("--reference compares one weight file: name it with --checkpoints FILE")
-    from heatproof.studies.cscore import compare
-
-    images = settings.images[0] if settings.images else None
-    weights = Path(settings.checkpoints[0])
-    outcome = compare(reference, weights, settings.out, None, images, Progress(console))
-    for table in outcome.book.tables.values():
-        console.print(terminal_table(table))
-    worse = f"worse: {len(outcome.fell)} scores fell, {len(outcome.alarms)} alarms; "
-    finish_study(ctx, outcome.page, failed=outcome.worse, before=worse if outcome.worse else "no worse; ")
+    alarms = "" if several else f"{len(tables['alarms'].rows) if 'alarms' in tables else 0} alarms; "
+    shown = [tables[name] for name in (("networks", "methods") if several else ("overall",))]
+    return finish_study(ctx, outcome.page, outcome.broken, alarms, outcome.broken, shown)
 
 
 def _with_words(given: dict[str, Any], words: tuple[str, ...]) -> dict[str, Any]:
@@ -112,13 +93,3 @@ def _with_words(given: dict[str, Any], words: tuple[str, ...]) -> dict[str, Any]
     if len(networks) == 1 and not beside:
         return given | {"model": networks[0], "networks": ()}
     return given | {"networks": networks, "beside": beside}
-
-
-def _callback(bar: Steps, prefix: str = "") -> Callable[[Any], None]:
-    def show(state: Any) -> None:
-        bar.now(f"{prefix}epoch {state.epoch}, batch {state.batch} of {state.batches}")
-        if (epoch := state.result) is not None:
-            scores = f"loss {epoch.loss:.3f}, accuracy {epoch.accuracy:.3f}, AUC {epoch.auc:.3f}"
-            bar.done(f"{prefix}epoch {epoch.epoch}, {epoch.phase}: {scores}")
-
-    return show

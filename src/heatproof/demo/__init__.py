@@ -19,17 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from heatproof.demo import settings
-from heatproof.demo.networks import Twin, cheating_twin, gather_weights, train_twins, write_pictures
-from heatproof.demo.settings import FULL, HARMFUL, HEALTHY, LIGHT, QUICK, Sizes
+from heatproof.demo import networks
+from heatproof.demo.networks import FULL, HARMFUL, HEALTHY, QUICK, Sizes, Twin
 from heatproof.demo.story import story
 from heatproof.report.page import write_page
 from heatproof.run.process import fixed_threads
 from heatproof.run.progress import Progress
 from heatproof.studies import cose
 from heatproof.studies.common import named_run
-from heatproof.studies.cose.results import CoseResults
-from heatproof.train import Epoch, History, TrainProgress
+from heatproof.train import Epoch, TrainProgress
 from heatproof.verdict.answers import Verdict
 from heatproof.verdict.data import RunData, read_run
 from heatproof.verdict.judge import judge
@@ -54,9 +52,6 @@ class Audit:
     verdict: Verdict
     twin: Twin  # the cheating one
     twins: Mapping[str, RunData]  # healthy and harmful, checkpoint by checkpoint
-    verdicts: Mapping[str, Verdict]
-    cose: CoseResults
-    histories: Mapping[str, History]
     computed: int  # images explained and epochs trained by this call, and inputs to explain the twin
 
 
@@ -72,9 +67,9 @@ def run(
 
     steps: shows the epochs of a training. console: shows the progress of a run. say: called with every stage.
     """
-    settings.settle(out, sizes, seed)
+    networks.settle(out, sizes, seed)
     say(f"{2 * sizes.train} training and {2 * sizes.test} test images: QR codes and hard negatives")
-    write_pictures(out, sizes, seed)
+    networks.write_pictures(out, sizes, seed)
     computed = 0
 
     def run_study(
@@ -82,84 +77,66 @@ def run(
     ) -> RunData:
         nonlocal computed
         say(about)
-        config = settings.study(name, weights, methods, metrics, seed)
+        config = networks.study(name, weights, methods, metrics, seed)
         result = named_run(out, name, config, SilentProgress(console))
         computed += result.computed
         return read_run(result.folder)
 
+    def on_epoch(name: str, epoch: Epoch) -> None:
+        nonlocal computed
+        computed += 1
+        scores = f"loss {epoch.loss:.3f}, AUC {epoch.auc:.3f}, accuracy {epoch.accuracy:.1%}"
+        if counter:
+            counter.done(f"{name}, epoch {epoch.epoch}: {scores}")
+
+    taught = 0
+
+    def on_progress(which: str, at: TrainProgress | int) -> None:
+        nonlocal taught
+        if isinstance(at, int):
+            taught += at
+            detail = f"maps, {taught} inputs"
+        elif at.result is None:
+            return
+        else:
+            taught += 1
+            network = {"A": "with the tag", "B": "without it"}[which]
+            detail = f"{network}, epoch {at.epoch}: loss {at.result.loss:.3f}"
+        if counter:
+            counter.now(detail)
+
     # For a network this small, threads wait for each other longer than they work.
     with fixed_threads(1):
-        histories, epochs = _train(out, sizes, seed, steps)
-        weights = {name: gather_weights(out, name, sizes) for name in (HEALTHY, HARMFUL)}
+        with steps("training", sizes.first_epochs + 2 * sizes.second_epochs) as counter:
+            networks.train_twins(out, sizes, seed, on_epoch)
+        weights = {name: networks.gather_weights(out, name, sizes) for name in (HEALTHY, HARMFUL)}
         audit = run_study(
-            "audit", weights[HEALTHY][-1:], settings.audit_methods(sizes), settings.audit_metrics(sizes),
+            "audit", weights[HEALTHY][-1:], networks.audit_methods(sizes), networks.audit_metrics(sizes),
             "the healthy network: all methods and metrics",
         )  # fmt: skip
         say(f"the cheating twin: a copy that learns to use a tag, on {2 * sizes.twin} new images")
-        twin, taught = _teach(out, sizes, seed, weights[HEALTHY][-1], steps)
+        with steps("the cheating twin", 1) as counter:
+            twin = networks.cheating_twin(out, sizes, seed, weights[HEALTHY][-1], on_progress)
+            if taught and counter:
+                counter.done(twin.point.planting.sentence)
         twins = {
             name: run_study(
-                name, paths, settings.FOLLOWED_METHODS, settings.FOLLOWED,
+                name, paths, networks.FOLLOWED_METHODS, networks.FOLLOWED,
                 f"the {name} training: {len(paths)} checkpoints",
             )
             for name, paths in weights.items()
         }  # fmt: skip
         say(f"COSE: {sizes.cose_images} images under 13 transforms, and over the checkpoints")
         progress = SilentProgress(console)
-        results = cose.cose_study(_cose_settings(out, sizes, seed, weights[HEALTHY]), progress).results
-    verdicts = {name: write_page(data, out / name / "report.html", most=24) for name, data in twins.items()}
+        asked = cose.CoseSettings(
+            model=f"{out / 'network.py'}:build", images=out / "pictures" / "manifest.csv", kind="csv",
+            checkpoints=tuple(out / path for path in weights[HEALTHY]), methods=(*networks.LIGHT, "edges"),
+            draws=sizes.cose_draws, limit=sizes.cose_images, name="small CNN (healthy)", dataset="QR codes",
+            figures=False, device="cpu", seed=seed, out=out / "cose",
+        )  # fmt: skip
+        results = cose.cose_study(asked, progress).results
+    for name, data in twins.items():
+        write_page(data, out / name / "report.html", most=24)
     report = out / "report.html"
     verdict = write_page(audit, report, more=story(sizes, audit, judge(audit), twin, twins, results))
-    computed += epochs + taught + progress.images
-    return Audit(report, audit, verdict, twin, twins, verdicts, results, histories, computed)
-
-
-def _train(out: Path, sizes: Sizes, seed: int, steps: Steps) -> tuple[dict[str, History], int]:
-    """Run both trainings; return also the number of epochs trained by this call."""
-    finished = 0
-    with steps("training", sizes.first_epochs + 2 * sizes.second_epochs) as counter:
-
-        def on_epoch(name: str, epoch: Epoch) -> None:
-            nonlocal finished
-            finished += 1
-            scores = f"loss {epoch.loss:.3f}, AUC {epoch.auc:.3f}, accuracy {epoch.accuracy:.1%}"
-            if counter:
-                counter.done(f"{name}, epoch {epoch.epoch}: {scores}")
-
-        histories = train_twins(out, sizes, seed, on_epoch)
-    return histories, finished
-
-
-def _teach(out: Path, sizes: Sizes, seed: int, weights: str, steps: Steps) -> tuple[Twin, int]:
-    """Train the cheating twin; return also the numbers of epochs and inputs of this call."""
-    taken = 0
-    with steps("the cheating twin", 1) as counter:
-
-        def on_progress(which: str, at: TrainProgress | int) -> None:
-            nonlocal taken
-            if isinstance(at, int):
-                taken += at
-                detail = f"maps, {taken} inputs"
-            elif at.result is None:
-                return
-            else:
-                taken += 1
-                network = {"A": "with the tag", "B": "without it"}[which]
-                detail = f"{network}, epoch {at.epoch}: loss {at.result.loss:.3f}"
-            if counter:
-                counter.now(detail)
-
-        twin = cheating_twin(out, sizes, seed, weights, on_progress)
-        if taken and counter:
-            counter.done(twin.point.planting.sentence)
-    return twin, taken
-
-
-def _cose_settings(out: Path, sizes: Sizes, seed: int, weights: list[str]) -> cose.CoseSettings:
-    """COSE of the healthy training, on a part of the test images."""
-    return cose.CoseSettings(
-        model=f"{out / 'network.py'}:build", images=out / "pictures" / "manifest.csv", kind="csv",
-        checkpoints=tuple(out / path for path in weights), methods=(*LIGHT, "edges"),
-        draws=sizes.cose_draws, limit=sizes.cose_images, name="small CNN (healthy)", dataset="QR codes",
-        figures=False, device="cpu", seed=seed, out=out / "cose",
-    )  # fmt: skip
+    return Audit(report, audit, verdict, twin, twins, computed + taught + progress.images)

@@ -6,20 +6,15 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from markupsafe import Markup
-from PIL import Image
-
-from heatproof.contrast.api import Contrast
-from heatproof.demo.networks import Twin
-from heatproof.demo.settings import CLASSES, CODE, HARM, HARMFUL, HEALTHY, Sizes
+from heatproof.demo.networks import CLASSES, CODE, HARM, HARMFUL, HEALTHY, Sizes, Twin
 from heatproof.explain.floors import is_floor
 from heatproof.report.page import AlbumClass, advice
-from heatproof.report.pieces import Grid, Line, LinePanel, Mark, Panels, Section, named, number, with_sub
+from heatproof.report.pieces import Line, LinePanel, Mark, Panels, Section
 from heatproof.show import address
 from heatproof.studies.contrast.protocol import maps_over_pictures, table
 from heatproof.studies.cose.results import CoseResults
 from heatproof.verdict.alarms import Alarm
-from heatproof.verdict.answers import USES, WORDS, Test, Verdict, listed
+from heatproof.verdict.answers import USES, WORDS, Verdict, listed
 from heatproof.verdict.data import RunData
 from heatproof.verdict.trajectory import CheckpointState, Trajectory
 
@@ -37,37 +32,21 @@ def story(
     cose: CoseResults,
 ) -> list[Section]:
     """The sections, in order."""
-    return [which_maps(audit, verdict), cheating(twin), two_trainings(sizes, twins), under_changes(cose)]
-
-
-def which_maps(audit: RunData, verdict: Verdict) -> Section:
-    """Every method's answer, with the results of the tests that vote."""
-    rows = []
-    for method in verdict.methods:
-        votes: list[str] = [_with_interval(test) for test in method.tests if test.votes]
-        answer = Markup("<strong>{}</strong>").format(WORDS[method.follows])
-        rows.append([named(method.method), answer, *(votes or ["–", "–"]), method.note])
-    heads = ["Method", "the network", "above its maps of untrained networks", "above the rotated map", ""]
-    content = {
-        "advice": advice(verdict),
-        "hard": _hard_floor(audit),
-        "tests": Grid(heads, rows, "Which methods follow the network"),
-        "network": [(c.name, USES[c.answer], c.test) for c in verdict.network.classes],
+    # `inside` of the edges, a strong floor on these images
+    hard = [audit.cells.get((of.name, "edges")) for of in audit.measures if of.base == "inside"]
+    which = {
+        "advice": advice(verdict), "verdict": verdict, "words": WORDS, "uses": USES, "listed": listed,
+        "hard": hard[0].value if hard and hard[0] else math.nan,
         "same": [listed(group) for group in same_maps(audit)],
+    }  # fmt: skip
+    changes = {"cose": cose, "methods": sorted(cose.methods, key=is_floor), "is_floor": is_floor}
+    sections: dict[tuple[str, str], dict[str, Any]] = {
+        ("which", "Which maps to use"): which,
+        ("twin", "The cheating twin"): cheating(twin),
+        ("trainings", "A harmful training"): two_trainings(sizes, twins),
+        ("cose", "Consistency and sensitivity"): changes,
     }
-    return Section("which", "Which maps to use", content, room="demo")
-
-
-def _with_interval(test: Test) -> Markup:
-    low, high = (number(end, "+.3f") for end in (test.low, test.high))
-    return with_sub(number(test.value, "+.3f"), f"{low} to {high}, n = {test.n}")
-
-
-def _hard_floor(audit: RunData) -> float | None:
-    """`inside` of the edges, a strong floor on these images."""
-    of = next((m for m in audit.measures if m.base == "inside"), None)
-    cell = audit.cells.get((of.name, "edges")) if of else None
-    return None if cell is None or math.isnan(cell.value) else cell.value
+    return [Section(*heading, content, room="demo") for heading, content in sections.items()]
 
 
 def same_maps(audit: RunData) -> list[list[str]]:
@@ -85,42 +64,25 @@ def same_maps(audit: RunData) -> list[list[str]]:
     return [group for group in groups if len(group) > 1]
 
 
-def cheating(twin: Twin) -> Section:
+def cheating(twin: Twin) -> dict[str, Any]:
     """Two networks that use known evidence, and the methods that show it."""
-    point = twin.point
-    content: dict[str, Any] = {
-        "token": twin.contrast.token.name,
-        "epochs": point.epochs,
-        "flips": twin.flips,
-        "holds": point.holds,
+    point, contrast, token = twin.point, twin.contrast, twin.contrast.token.name
+    content: dict[str, Any] = {"twin": twin, "point": point, "token": token, "method": STRIP}
+    if not point.holds:
+        return content
+    score, maps = contrast.scores[STRIP], maps_over_pictures(contrast, STRIP)
+    rows = {"The image": (list(contrast.pictures), [f"a code with a {token}"] * STRIP_PICTURES)}
+    for network, overlays, inside in zip(NETWORKS.values(), maps, (score.a, score.b), strict=True):
+        rows[network] = overlays, [f"{share:.0%} on the {token}" for share in inside[:STRIP_PICTURES]]
+    return content | {
+        "strip": [
+            (title, [(address(p), caption) for p, caption in zip(pictures, captions, strict=False)])
+            for title, (pictures, captions) in rows.items()
+        ],
+        "albums": [(NETWORKS[which], AlbumClass(pages)) for which, pages in twin.albums.items()],
+        "answer": told_apart(twin),
+        "numbers": table(point),
     }
-    if point.holds:
-        content |= {
-            "n": point.scores[STRIP].n,
-            "strip": _side_by_side(twin.contrast, STRIP),
-            "albums": [(NETWORKS[which], AlbumClass(pages)) for which, pages in twin.albums.items()],
-            "answer": told_apart(twin),
-            "numbers": table(point),
-        }
-    return Section("twin", "The cheating twin", content, room="demo")
-
-
-def _side_by_side(contrast: Contrast, method: str) -> Grid:
-    """Images with the tag, and the method's maps of them under both networks."""
-
-    def cell(image: Image.Image, caption: str) -> Markup:
-        return with_sub(
-            Markup('<img width="128" alt="{}" src="{}">').format(caption, address(image)), caption
-        )
-
-    token, score = contrast.token.name, contrast.scores[method]
-    rows = [["The image", *(cell(p, f"a code with a {token}") for p in contrast.pictures[:STRIP_PICTURES])]]
-    overlays = zip(NETWORKS.values(), maps_over_pictures(contrast, method), (score.a, score.b), strict=True)
-    for network, maps, inside in overlays:
-        captions = [f"{share:.0%} on the {token}" for share in inside[:STRIP_PICTURES]]
-        rows.append([network, *map(cell, maps[:STRIP_PICTURES], captions)])
-    heads = [f"Maps of {method}", *[""] * STRIP_PICTURES]
-    return Grid(heads, rows, f"Maps of {method} under both networks")
 
 
 def told_apart(twin: Twin) -> str:
@@ -144,39 +106,21 @@ def told_apart(twin: Twin) -> str:
     return " ".join(sentences)
 
 
-def two_trainings(sizes: Sizes, twins: Mapping[str, RunData]) -> Section:
+def two_trainings(sizes: Sizes, twins: Mapping[str, RunData]) -> dict[str, Any]:
     """The healthy and the harmful training, with their alarms."""
     paths = {kind: Trajectory.from_run(data.folder) for kind, data in twins.items()}
-    rows = []
-    for kind, data in twins.items():
-        last = paths[kind].checkpoints[-1]
-        link = Markup("<code>{}/report.html</code>").format(kind)
-        alarms = f"{len(data.alarms)}, from " + named(data.alarms[0].checkpoint) if data.alarms else "none"
-        sure = f"{last.classes[CODE].gold} of {last.classes[CODE].total}"
-        rows.append([kind, number(last.auc), f"{last.accuracy:.1%}", sure, alarms, link])
-    heads = ["Training", "AUC", "accuracy", f"confident {CLASSES[CODE]}s", "alarms", "report"]
-    first = {kind: first_alarms(twins[kind].alarms) for kind in (HARMFUL, HEALTHY)}
-    content = {
-        "shared": sizes.first_epochs,
-        "healthy": HEALTHY,
-        "harmful": HARMFUL,
-        "harm": HARM[0] / HARM[CODE],
-        "numbers": Grid(heads, rows, "The two trainings at their last checkpoint"),
-        "panels": Panels(
-            [
-                (
-                    f"{kind} training, n = {path.checkpoints[-1].classes[CODE].total} {CLASSES[CODE]}s",
-                    _chart(kind, path, twins[kind]),
-                )
-                for kind, path in paths.items()
-            ]
-        ),
-        "alarms": [
-            (kind, alarms, len(twins[kind].alarms) - len(alarms), len(twins[kind].checkpoints))
-            for kind, alarms in first.items()
-        ],
-    }
-    return Section("trainings", "A harmful training", content, room="demo")
+    charts = [
+        (
+            f"{kind} training, n = {path.checkpoints[-1].classes[CODE].total} {CLASSES[CODE]}s",
+            _chart(kind, path, twins[kind]),
+        )
+        for kind, path in paths.items()
+    ]
+    return {
+        "shared": sizes.first_epochs, "healthy": HEALTHY, "harmful": HARMFUL, "harm": HARM[0] / HARM[CODE],
+        "twins": twins, "paths": paths, "classes": CLASSES, "code": CODE, "panels": Panels(charts),
+        "first": {kind: first_alarms(data.alarms) for kind, data in twins.items()},
+    }  # fmt: skip
 
 
 def _chart(kind: str, path: Trajectory, data: RunData) -> LinePanel:
@@ -200,19 +144,3 @@ def first_alarms(alarms: Sequence[Alarm]) -> list[Alarm]:
     for alarm in alarms:
         seen.setdefault((alarm.mechanism, alarm.method, alarm.label), alarm)
     return list(seen.values())
-
-
-def under_changes(cose: CoseResults) -> Section:
-    """COSE of each method: similar maps where the answer stays, different ones where it changes."""
-    rows = []
-    for method in sorted(cose.methods, key=is_floor):
-        score = cose.scores[method]
-        low, high = (number(end, ".1f") for end in score.interval)
-        name = with_sub(named(method), "control") if is_floor(method) else named(method)
-        value = with_sub(number(score.value, ".1f"), f"{low} to {high}")
-        pairs = str(score.n_same), str(score.n_changed)
-        rows.append([name, value, number(score.consistency), number(score.sensitivity), *pairs])
-    heads = ["Method", "COSE ↑", "consistency ↑", "sensitivity ↑",
-             "pairs with the same prediction", "pairs with another"]  # fmt: skip
-    content = {"images": cose.images, "numbers": Grid(heads, rows, "COSE by method")}
-    return Section("cose", "Consistency and sensitivity", content, room="demo")

@@ -20,18 +20,6 @@ from heatproof.errors import need
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999933", "#882255")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 GREY = "#888888"
-STYLE = {
-    "figure.dpi": 110,
-    "savefig.bbox": "tight",
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.25,
-    "legend.frameon": False,
-    "svg.hashsalt": "heatproof",  # the same figure is the same file
-    "pdf.fonttype": 42,
-}
 FORMATS = ("svg", "pdf", "png")
 Values = Sequence[float] | np.ndarray
 
@@ -52,9 +40,7 @@ class Panel:
     """Lines on one pair of axes."""
 
     lines: Sequence[Line]
-    axes: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # for Axes.set: title, labels, limits, scales, ticks
+    axes: Mapping[str, Any] = field(default_factory=dict)  # for Axes.set: title, labels, limits, ticks, ...
     marks: Sequence[float] = ()  # dotted vertical lines
     notes: Sequence[tuple[float, float, str]] = ()  # x, y and a short text in a red circle
 
@@ -75,7 +61,8 @@ def drawing(
     """
     matplotlib = need("matplotlib", "plots")
     pyplot = need("matplotlib.pyplot", "plots")
-    with matplotlib.rc_context({**STYLE, "axes.prop_cycle": matplotlib.cycler(color=COLOURS)}):
+    colours = {"axes.prop_cycle": matplotlib.cycler(color=COLOURS)}
+    with matplotlib.rc_context(colours, Path(__file__).with_name("assets") / "figures.mplstyle"):
         figure, axes = pyplot.subplots(
             rows, columns, figsize=(width, height), layout="constrained", **options
         )
@@ -85,15 +72,12 @@ def drawing(
             pyplot.close(figure)
 
 
-def save(figure: Any, folder: str | Path, name: str) -> list[Path]:
+def save(figure: Any, folder: Path, name: str) -> None:
     """Write NAME.svg, NAME.pdf and NAME.png without dates, so that the same figure is the same file."""
-    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-    files = {suffix: folder / f"{name}.{suffix}" for suffix in FORMATS}
-    for suffix, path in files.items():
-        figure.savefig(path, metadata=dates.get(suffix, {}))
-    return list(files.values())
+    for suffix in FORMATS:
+        figure.savefig(folder / f"{name}.{suffix}", metadata=dates.get(suffix, {}))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ OUT/figures/        each figure as SVG, PDF and PNG
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,14 +26,14 @@ class MarkdownReport:
 
     folder: Path
     tables: dict[str, Table] = field(default_factory=dict)
-    figures: dict[str, Path] = field(default_factory=dict)  # the PNG of each
+    figures: list[str] = field(default_factory=list)  # names
 
     @property
     def page(self) -> Path:
         return self.folder / "summary.md"
 
     def write(
-        self, template: str, tables: Iterable[Table | None] = (),
+        self, template: str, tables: Iterable[Table | None] | Callable[[str], Table | None] = (),
         figures: Mapping[str, AbstractContextManager[Any]] | None = None, **content: Any,
     ) -> Path:  # fmt: skip
         """Fill a template and write it as summary.md, completely or not at all.
@@ -43,23 +43,25 @@ class MarkdownReport:
 
         Args:
             template: its path below the package, such as studies/cose/page.md.
+            tables: or a function that makes them by name.
             figures: by name, as the functions of report/figures.py return them.
             content: what else the template names.
         """
-        given = {table.name: table for table in tables if table is not None}
+        make = tables if callable(tables) else {table.name: table for table in tables if table}.get
 
         def table(name: str) -> str:
-            if name not in given:
+            if (made := make(name)) is None:
                 return ""
-            given[name].write(self.folder / "tables")
-            self.tables[name] = given[name]
-            return given[name].markdown().strip()
+            made.write(self.folder / "tables")
+            self.tables[made.name] = made
+            return made.markdown().strip()
 
         def figure(name: str, caption: str) -> str:
             if name not in (figures or {}):
                 return ""
             with (figures or {})[name] as drawn:
-                self.figures[name] = save(drawn, self.folder / "figures", name)[-1]
+                save(drawn, self.folder / "figures", name)
+            self.figures.append(name)
             return f"![{caption}](figures/{name}.png)\n\n*{caption}*"
 
         text = TEMPLATES.get_template(template).render(table=table, figure=figure, **content)

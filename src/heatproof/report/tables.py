@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from heatproof.disk import write_whole
 from heatproof.errors import InputError
 from heatproof.store.scores import csv_cell, latex_text
 
@@ -86,16 +87,15 @@ class Table:
 
     def csv(self) -> str:
         """The table as CSV; an interval and a count get columns of their own."""
-        out = io.StringIO()
+        out, names = io.StringIO(), [column.name for column in self.columns]
+        wide = [any(isinstance(row[j], Value) for row in self.rows) for j in range(len(names))]
+        parts = [("", " low", " high", " n")[: 4 if has else 1] for has in wide]
+        heads = [f"{name}{part}" for name, own in zip(names, parts, strict=True) for part in own]
+        rows = [
+            [x for cell, has in zip(row, wide, strict=True) for x in _flat(cell, has)] for row in self.rows
+        ]
         writer = csv.writer(out, lineterminator="\n")
-        wide = [any(isinstance(row[j], Value) for row in self.rows) for j in range(len(self.columns))]
-        heads: list[str] = []
-        for column, has in zip(self.columns, wide, strict=True):
-            heads += [column.name, *(f"{column.name} {part}" for part in ("low", "high", "n") if has)]
-        writer.writerow(map(csv_cell, heads))
-        for row in self.rows:
-            cells = zip(row, wide, strict=True)
-            writer.writerow(csv_cell(x) for cell, has in cells for x in _flat(cell, has))
+        writer.writerows(map(csv_cell, row) for row in (heads, *rows))
         return out.getvalue()
 
     def latex(self) -> str:
@@ -111,15 +111,10 @@ class Table:
         ]  # fmt: skip
         return "\n".join(lines) + "\n"
 
-    def write(self, folder: str | Path) -> list[Path]:
+    def write(self, folder: Path) -> None:
         """NAME.md, NAME.csv and NAME.tex in this folder."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
         texts = {"md": self.markdown(), "csv": self.csv(), "tex": self.latex()}
-        files = {folder / f"{self.name}.{suffix}": text for suffix, text in texts.items()}
-        for path, text in files.items():
-            path.write_text(text, encoding="utf-8")
-        return list(files)
+        write_whole({folder / f"{self.name}.{suffix}": text for suffix, text in texts.items()})
 
     def _texts(
         self, styles: tuple[str, str, str], escape: Callable[[str], str], interval: bool = True

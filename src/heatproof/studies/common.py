@@ -144,7 +144,7 @@ class TableFile:
     Without expressions, the rows hold the cells.
     Words in braces are filled into title, note and names; a column whose word is a list is repeated for each
     of its items, as are the columns of {each = "classes", columns = [...]}. `name` is the name of the files
-    if it is not that of the table.
+    if it is not that of the table. `rows` and `below` are expressions of the rows, for tables of a page.
     """
 
     def __init__(self, package: str, **words: Any) -> None:
@@ -179,6 +179,18 @@ class TableFile:
             spec.get("name", name), title, columns, (*body, *below), note, spec.get("marked", True), unranked
         )
 
+    def page(self, **words: Any) -> Callable[[str], Table | None]:
+        """A function that fills the table of a name from its declared rows; None if there are none."""
+
+        def table(name: str) -> Table | None:
+            rows, below = (
+                list(_expression(self.content[name].get(key, "[]"))(**self.words, **words) or ())
+                for key in ("rows", "below")
+            )
+            return self.fill(name, rows, below, **words) if rows else None
+
+        return table
+
     def _columns(
         self, declared: Any, words: Mapping[str, Any]
     ) -> Iterator[tuple[Column, list[Any], Mapping[str, Any]]]:
@@ -201,6 +213,15 @@ class TableFile:
         """The word of a column's name that is a list."""
         used = (re.split(r"[.\[]", field)[0] for _, field, _, _ in Formatter().parse(name) if field)
         return next((word for word in used if isinstance(words.get(word), list)), None)
+
+
+def write_page(
+    out: Path, template: str, tables: TableFile, figures: Mapping[str, Any] | None = None, **content: Any
+) -> MarkdownReport:
+    """Write the page of a study; its template and the expressions of its tables name the same content."""
+    book = MarkdownReport(out)
+    book.write(template, tables.page(**content), figures, **content)
+    return book
 
 
 @cache

@@ -60,7 +60,7 @@ from heatproof.run.weights import LIBRARIES_WITHOUT_WEIGHTS, weights_hash
 from heatproof.show import eight_bit
 from heatproof.store import Manifest, RunFolder
 from heatproof.studies.common import need_one_class, run_config, some
-from heatproof.studies.cose.results import CoseResults, read_pairs, write_page
+from heatproof.studies.cose.results import CoseResults, read_pairs, write_results
 from heatproof.studies.cose.settings import CoseSettings
 from heatproof.train.loop import trained_with_transforms
 from heatproof.types import Batch, Maps, Score, Unit
@@ -109,7 +109,7 @@ def cose_study(settings: CoseSettings, progress: Progress | None = None) -> Cose
     failed = tuple(Failure(row["image"], row["reason"]) for row in folder.scores().sql(FAILED))
     if results.images == 0:
         raise InputError(f"no image could be used: {failed[0].id}: {failed[0].reason}")
-    page = write_page(settings, opened, results, others, failed, skipped)
+    page = write_results(settings, opened, results, others, failed, skipped)
     return CoseResult(folder, page, results, failed, skipped)
 
 

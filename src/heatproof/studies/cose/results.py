@@ -26,26 +26,15 @@ from heatproof.metrics.stats import Interval, percentile_interval, resample
 from heatproof.registry import explainers, parse_call
 from heatproof.report import figures
 from heatproof.report.figures import Line, Panel, line_style
-from heatproof.report.markdown_report import MarkdownReport
 from heatproof.report.panels import Tile, sheet
-from heatproof.report.tables import Cell, Table, Value
+from heatproof.report.tables import Value
 from heatproof.run.study import ResolvedStudy
 from heatproof.show import as_pictures, eight_bit, overlay
 from heatproof.store import RunFolder
-from heatproof.studies.common import TableFile, mean_value
+from heatproof.studies.common import TableFile, mean_value, write_page
 from heatproof.studies.cose.settings import PAPER_METHODS, SIMILARITIES, CoseSettings
 
-TABLES = TableFile("heatproof.studies.cose")
 MAX_METHODS = 4  # on a sheet of examples
-# Table 1 of the paper: each model's mean over its five data sets, and the row "Overall"; see PAPER_METHODS.
-PUBLISHED = {
-    "ConvNext": (59.28, 63.82, 63.43, 55.68, 61.36, 59.59, 56.52),
-    "ResNet50": (60.66, 58.47, 42.87, 50.60, 54.25, 57.97, 53.71),
-    "Swin-T": (65.57, 66.64, 55.25, 52.63, 63.43, 61.93, 58.96),
-    "ViT-B/16": (65.98, 68.72, 58.63, 58.41, 65.56, 61.07, 61.31),
-    "Overall": (63.23, 64.66, 54.59, 54.73, 61.33, 60.11, 57.94),
-}
-PUBLISHED_WINS = (0.225, 0.65, 0.05, 0.025, 0.05, 0.0, 0.0)  # of 40 settings, section 4.2
 HALVES = {"consistency": "consistency", "sensitivity": "sensitivity", "value": "COSE, %"}
 CHECKPOINT = "checkpoint"
 KINDS = GEOMETRIC, PHOTOMETRIC, MODELS = "geometric", "photometric", "checkpoints"
@@ -214,113 +203,78 @@ def _with_kind_and_step(columns: dict[str, np.ndarray]) -> np.recarray:
     return pairs
 
 
-def write_page(
+def mean_score(studies: Iterable[CoseResults], method: str) -> Value:
+    return mean_value(study.scores[method].value for study in studies if method in study.scores)
+
+
+def overall_score(studies: Sequence[CoseResults], method: str) -> float:
+    values = [study.scores[method].value if method in study.scores else math.nan for study in studies]
+    return overall(values, [1] * len(studies))
+
+
+def published(values: Sequence[float], method: str, methods: Sequence[str]) -> float | None:
+    """The paper's value, for the method without options or else its only form in the studies."""
+    name, options = parse_call(method)
+    entry = explainers.get(name).name
+    known = entry in PAPER_METHODS and (not options or name not in methods)
+    return values[PAPER_METHODS.index(entry)] if known else None
+
+
+TABLES = TableFile(
+    "heatproof.studies.cose", value=Value, nan=math.nan, mean=mean_score, overall=overall_score,
+    published=published,
+)  # fmt: skip
+
+
+def table_content(studies: Sequence[CoseResults]) -> dict[str, Any]:
+    """What the page of the first study, beside the others, and its tables name."""
+    results, groups = studies[0], dict[str, list[CoseResults]]()
+    for study in studies:
+        for group in filter(None, (study.family, study.pretraining)):
+            groups.setdefault(group, []).append(study)
+    methods, pairs = list(results.methods), results.pairs
+    same = {name: pairs.same[pairs.transform == name] for name in CHANGES}
+    fits = [results.correlation(method) for method in methods]
+    by, several = SIMILARITIES[results.similarity], len(studies) > 1
+    return {
+        "results": results, "studies": list(studies), "methods": methods, "fits": fits,
+        "every": list(dict.fromkeys(method for study in studies for method in study.methods)),
+        "winners": [next(iter(study.ranked), None) for study in studies],
+        "over": ["overall"] * several, "leads": ["best in"] * several,
+        "paper": list(TABLES.content["table1"]["published"].items()),
+        "wins": TABLES.content["table1"]["wins"],
+        "groups": [(group, members, len(members)) for group, members in groups.items()],
+        "compared": "" if results.similarity == "local5" else f" Maps are compared by {by}.",
+        "kinds": [kind for kind in KINDS if (pairs.kind == kind).any()],
+        "by_kind": {m: results.split(m, "kind", KINDS) for m in methods},
+        "by_change": {m: results.split(m, "transform", CHANGES) for m in methods},
+        "stayed": {name: float(of.mean()) for name, of in same.items() if len(of)},
+        "near": {m: results.to_final(m) for m in methods},
+        "reasons": "".join(dict.fromkeys(f" A dash: {fit.reason}." for fit in fits if fit.reason)),
+    }  # fmt: skip
+
+
+def write_results(
     settings: CoseSettings, opened: ResolvedStudy, results: CoseResults, others: Sequence[CoseResults],
     failed: Sequence[Failure], skipped: Mapping[str, str],
 ) -> Path:  # fmt: skip
     """Write summary.md in the study's folder, with its tables and figures."""
     studies, ranked, order = [results, *others], results.ranked, list(results.ranked)
-    tables = [
-        *score_tables(results), first_table(studies), TABLES.fill("networks", studies), group_table(studies),
-        final_table(results) if results.earlier else None,
-    ]  # fmt: skip
     drawn, missing = {}, ""
     try:
         drawn = draw_figures(results, studies) if settings.figures and need("matplotlib", "plots") else {}
     except MissingExtraError as error:
         missing = f"No figures: {error}."
-    panels = example_sheets(settings, opened, results) if settings.figures and settings.examples else {}
     inputs = (results.pairs.transform != CHECKPOINT) & (results.pairs.method == results.methods[0])
-    return MarkdownReport(settings.out).write(
-        "studies/cose/page.md", tables, drawn, settings=settings, results=results, failed=failed,
-        skipped=skipped, panels=panels, missing=missing, accuracy=results.final_accuracy,
-        versions=int(inputs.sum()) // max(1, results.images), ranked=order,
+    return write_page(
+        settings.out, "studies/cose/page.md", TABLES, drawn, **table_content(studies), settings=settings,
+        failed=failed, skipped=skipped, missing=missing, ranked=order,
+        panels=example_sheets(settings, opened, results) if settings.figures and settings.examples else {},
+        versions=int(inputs.sum()) // max(1, results.images),
         lead=results.ahead(order[0], order[1]) if len(order) > 1 else None,
-        reasons=dict.fromkeys(score.reason for score in results.scores.values() if score.reason),
         consistent=max(ranked, key=lambda m: ranked[m].consistency, default=""),
         sensitive=max(ranked, key=lambda m: ranked[m].sensitivity, default=""),
-    )  # fmt: skip
-
-
-def first_table(studies: Sequence[CoseResults]) -> Table:
-    """Methods down, a column per data set and model; the paper's values last."""
-    methods = _methods(studies)
-    winners = [next(iter(study.ranked), None) for study in studies]
-
-    def published(values: Sequence[float], method: str) -> Cell:
-        """The paper's value, for the method without options or else its only form in the studies."""
-        name, options = parse_call(method)
-        entry = explainers.get(name).name
-        known = entry in PAPER_METHODS and (not options or name not in methods)
-        return values[PAPER_METHODS.index(entry)] if known else None
-
-    rows: list[list[Cell]] = []
-    for method in methods:
-        ours = [s.scores[method].value if method in s.scores else math.nan for s in studies]
-        row: list[Cell] = [method, *ours]
-        if len(studies) > 1:
-            row += [overall(ours, [1] * len(studies)), winners.count(method) / len(studies)]
-        rows.append([*row, *(published(of, method) for of in (*PUBLISHED.values(), PUBLISHED_WINS))])
-    return TABLES.fill(
-        "table1", rows, studies=[f"{s.dataset}, {s.model}" for s in studies], paper=list(PUBLISHED),
-        overall=["overall"] * (len(studies) > 1), leads=["best in"] * (len(studies) > 1),
-    )  # fmt: skip
-
-
-def group_table(studies: Sequence[CoseResults]) -> Table | None:
-    """Mean COSE by kind of network and by pre-training; None if there is nothing to compare."""
-    groups: dict[str, list[CoseResults]] = {}
-    for study in studies:
-        for group in filter(None, (study.family, study.pretraining)):
-            groups.setdefault(group, []).append(study)
-    if len(groups) < 2:
-        return None
-
-    def mean(members: Sequence[CoseResults], method: str) -> Value:
-        return mean_value(study.scores[method].value for study in members if method in study.scores)
-
-    listed = [(group, members, len(members)) for group, members in groups.items()]
-    return TABLES.fill("groups", _methods(studies), groups=listed, mean=mean)
-
-
-def score_tables(results: CoseResults) -> list[Table]:
-    """COSE of each method: over all pairs, by kind of change, and by change."""
-    methods, pairs = list(results.methods), results.pairs
-    by = SIMILARITIES[results.similarity]
-    words: dict[str, Any] = {
-        "model": results.model, "dataset": results.dataset, "scores": results.scores, "value": Value,
-        "by_equation": results.by_equation, "degenerate": results.degenerate, "nan": math.nan,
-        "compared": "" if results.similarity == "local5" else f" Maps are compared by {by}.",
-    }  # fmt: skip
-    kinds = [kind for kind in KINDS if (pairs.kind == kind).any()]
-    split = {m: results.split(m, "kind", KINDS) for m in methods}
-    by_change = {m: results.split(m, "transform", CHANGES) for m in methods}
-    same = {name: pairs.same[pairs.transform == name] for name in CHANGES}
-    stayed = {name: float(of.mean()) for name, of in same.items() if len(of)}
-    return [
-        TABLES.fill("cose", methods, **words),
-        TABLES.fill("splits", methods, kinds=kinds, split=split),
-        TABLES.fill("transforms", stayed, methods=methods, split=by_change, stayed=stayed),
-    ]
-
-
-def final_table(results: CoseResults) -> Table:
-    near = [results.to_final(method) for method in results.methods]
-    fits = [results.correlation(method) for method in results.methods]
-    rows: list[tuple[Cell, ...]] = [
-        (c, results.accuracy[c], *(of[c] for of in near)) for c in results.earlier
-    ]
-    rows += [
-        (f"{results.final} (final)", results.final_accuracy, *(1.0 for _ in near)),
-        ("r with accuracy", None, *(fit.r for fit in fits)),
-        ("p", None, *(fit.p for fit in fits)),
-    ]
-    reasons = dict.fromkeys(f" A dash: {fit.reason}." for fit in fits if fit.reason)
-    return TABLES.fill("to_final", rows, methods=list(results.methods), reasons="".join(reasons))
-
-
-def _methods(studies: Sequence[CoseResults]) -> list[str]:
-    return list(dict.fromkeys(method for study in studies for method in study.methods))
+    ).page  # fmt: skip
 
 
 def draw_figures(results: CoseResults, studies: Sequence[CoseResults]) -> dict[str, Any]:

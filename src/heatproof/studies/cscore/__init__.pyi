@@ -1,6 +1,4 @@
-from .protocol import CscoreOutcome, NetworksOutcome, compare, cscore_study, networks_study
+from .protocol import CscoreOutcome, compare, cscore_study, networks_study
 from .settings import CscoreSettings
 
-__all__ = [
-    "CscoreOutcome", "CscoreSettings", "NetworksOutcome", "compare", "cscore_study", "networks_study",
-]  # fmt: skip
+__all__ = ["CscoreOutcome", "CscoreSettings", "compare", "cscore_study", "networks_study"]

@@ -4,7 +4,7 @@
     train     two phases (train/protocols.py), weights kept at seven epochs; or existing weights are used
     run       six CAMs at every checkpoint on the held-out images, C-Score per class: the engine
     sweep     the C-Score of every CAM at every depth of the network, at the end of each phase
-    report    tables, alarms and recommendations (results.py), the page with its figures (page.py)
+    report    tables, alarms, recommendations and figures on a page (results.py)
 
 The run is an ordinary run folder (OUT/run, from OUT/study.toml and OUT/pictures.csv): it can be killed and
 resumed, and so can the training (OUT/training). elangovan2026cscore.
@@ -39,17 +39,9 @@ from heatproof.run.progress import Progress
 from heatproof.run.study import ResolvedStudy, open_study
 from heatproof.run.weights import find_checkpoints, seeded_builder
 from heatproof.store import RunFolder
-from heatproof.studies.common import (
-    Outcome,
-    named_run,
-    need_one_class,
-    run_config,
-    some,
-    study_file,
-    write_rows,
-)
-from heatproof.studies.cscore import page
-from heatproof.studies.cscore.results import Network, moves, phase_ends, read_network
+from heatproof.studies import common
+from heatproof.studies.common import Outcome, named_run, run_config, some, study_file
+from heatproof.studies.cscore import results
 from heatproof.studies.cscore.settings import CscoreSettings
 from heatproof.train import TrainProgress, read_data, stratified_split, two_phase
 from heatproof.train.recipe import History
@@ -61,33 +53,25 @@ TRAINING = ("head_epochs", "full_epochs", "head_lr", "full_lr", "label_smoothing
             "transforms", "gradients")  # fmt: skip
 LAST = "last"  # an anchor
 DEPTHS_SWEPT = 5
-ProgressCallback = Callable[[TrainProgress], object]
+ProgressCallback = Callable[[str, TrainProgress], object]  # with the network's name
 
 
 @dataclass(frozen=True)
 class CscoreOutcome(Outcome):
-    """Results of a study of one network."""
+    """Results of a study of one or several networks, or of new weights against a reference."""
 
-    run: Result
-
-
-@dataclass(frozen=True)
-class NetworksOutcome(Outcome):
-    """Results of a study of several networks."""
-
-    broken: list[dict[str, str]]  # images that could not be used, of all networks
-
-
-@dataclass(frozen=True)
-class Comparison(Outcome):
-    """Results of new weights against a reference."""
-
-    fell: tuple[str, ...]  # one sentence each
-    alarms: tuple[Alarm, ...]
+    runs: Sequence[Result]
+    fell: Sequence[results.Move] = ()  # scores that are worse than those of the reference
+    alarms: Sequence[Alarm] = ()  # of the new weights
 
     @property
-    def worse(self) -> bool:
-        return bool(self.fell or self.alarms)
+    def run(self) -> Result:
+        return self.runs[-1]
+
+    @property
+    def broken(self) -> list[dict[str, str]]:
+        """Images that could not be used."""
+        return [row for run in self.runs for row in run.broken]
 
 
 def cscore_study(
@@ -96,7 +80,7 @@ def cscore_study(
     """Run or resume the whole protocol; OUT/summary.md is its page."""
     source, root = check(settings)
     untrained = build(settings, len(source.classes))
-    need_one_class(untrained, "a C-Score study")
+    common.need_one_class(untrained, "a C-Score study")
     history: History | None = None
     failures: list[Failure] = []
     weights = [str(Path(file).expanduser().absolute()) for file in settings.checkpoints]
@@ -118,64 +102,47 @@ def cscore_study(
     config = config_of(settings, images, weights, settings.methods, layer, more)
     result = named_run(settings.out, "run", config, progress)
     run = Trajectory.from_run(result.folder)
-    network = Network(settings.model, run, phase_ends(run, history), history)
+    network = results.Network(settings.model, run, results.phase_ends(run, history), history)
     swept = sweep_depths(settings, images, network.ends, progress) if settings.sweep else {}
     share = settings.held_out if history else None
-    book = page.write_network(settings.out, network, result.folder, swept, share, failures, places)
-    return CscoreOutcome(book, result)
+    book = results.write_network(settings.out, network, result.folder, swept, share, failures, places)
+    return CscoreOutcome(book, [result])
 
 
 def networks_study(
-    settings: CscoreSettings,
-    progress: Progress | None = None,
-    training: Callable[[str], ProgressCallback] | None = None,
-) -> NetworksOutcome:
-    """One study for each network, in a folder of its own, then all of them on one page.
-
-    training: called with a network's name, returns the callback for its training.
-    """
+    settings: CscoreSettings, progress: Progress | None = None, training: ProgressCallback | None = None
+) -> CscoreOutcome:
+    """One study for each network, in a folder of its own, then all of them on one page."""
     if len(settings.networks) + len(settings.beside) < 2:
         raise InputError("a comparison needs two networks; name two or more, or finished studies")
-    finished = [read_network(Path(folder)) for folder in settings.beside]
+    finished = [results.read_network(Path(folder)) for folder in settings.beside]
     own = [
         replace(settings, model=spec, networks=(), beside=(), out=settings.out / folder_name(spec))
         for spec in settings.networks
     ]
     for study in own:  # invalid settings are refused before the first is trained
         build(study, len(check(study)[0].classes))
-    broken: list[dict[str, str]] = []
-    networks, pages = [], {}
-    for study in own:
-        outcome = cscore_study(study, progress, training(study.model) if training else None)
-        broken += outcome.run.broken
-        networks.append(read_network(study.out, study.model))
-        pages[study.model] = f"{study.out.name}/{outcome.page.name}"
-    networks += finished
+    outcomes = [cscore_study(study, progress, training) for study in own]
+    pages = {o.model: f"{o.out.name}/{outcome.page.name}" for o, outcome in zip(own, outcomes, strict=True)}
+    networks = [*(results.read_network(study.out, study.model) for study in own), *finished]
     names = [network.name for network in networks]
     for k, name in enumerate(names):
         if names.count(name) > 1:
             networks[k] = replace(networks[k], name=f"{name} ({k + 1})")
-    return NetworksOutcome(page.write_networks(settings.out, networks, pages), broken)
+    return CscoreOutcome(results.write_networks(settings.out, networks, pages), [o.run for o in outcomes])
 
 
 def compare(
-    reference: Path,
-    weights: Path,
-    out: Path,
-    checkpoint: str | None = None,
-    images: Path | None = None,
-    progress: Progress | None = None,
-) -> Comparison:
+    reference: Path, weights: Path, out: Path, images: Path | None = None, progress: Progress | None = None
+) -> CscoreOutcome:
     """Score `weights` on the network, images, methods and metrics of the reference.
 
-    checkpoint: of the reference; its last by default. Alarms are judged as if the new weights followed it.
+    Alarms are judged as if the new weights followed the reference's last checkpoint.
     """
     old = RunFolder.open(reference)
-    trained = Trajectory.from_run(old)
-    known = [c for c in trained if checkpoint in (None, c.name)]
+    known = Trajectory.from_run(old).checkpoints
     if not known:
-        names = ", ".join(c.name for c in trained) or "no checkpoint with a C-Score"
-        raise InputError(f"the reference cannot be compared at {checkpoint or 'its end'}; it has {names}")
+        raise InputError(f"{reference} has no checkpoint with a C-Score to compare with; finish it first")
     if not weights.is_file():
         raise InputError(f"there is no weight file {weights}")
     config = old.manifest.config
@@ -186,20 +153,14 @@ def compare(
         raise InputError(
             f"the images are not those of {reference}; name their folder with --images, unchanged"
         )
-    run = Trajectory.from_run(named_run(out, "run", config, progress).folder)
+    result = named_run(out, "run", config, progress)
+    run = Trajectory.from_run(result.folder)
     before, after = replace(known[-1], epoch=None), run.checkpoints[-1]
     after = replace(after, name=f"{after.name} (new)", epoch=None)
-    pair = Trajectory((before, after), run.class_names)
-    alarms = tuple(a for a in find_alarms(pair) if a.checkpoint == after.name)
-    moved = list(moves(before, after))
-    fell = tuple(
-        f"{move.method}, {'all classes' if move.label is None else pair.class_name(move.label)}: "
-        f"C-Score {move.old.value:.3f} to {move.new.value:.3f}"
-        for move in moved
-        if move.fell
-    )
-    book = page.write_comparison(out, weights.name, pair, moved, fell, alarms)
-    return Comparison(book, fell, alarms)
+    pair, moved = Trajectory((before, after), run.class_names), results.moves(before, after)
+    alarms = [a for a in find_alarms(pair) if a.checkpoint == after.name]
+    book = results.write_comparison(out, weights.name, pair, moved, alarms)
+    return CscoreOutcome(book, [result], [move for move in moved if move.fell], alarms)
 
 
 def folder_name(spec: str) -> str:
@@ -222,7 +183,7 @@ def write_list(path: Path, samples: Sequence[Sample], classes: Sequence[str], ro
         rows += [[*own, *box, *(sample.frame or ("", ""))] for box in sample.boxes]
         if not sample.boxes:
             rows.append([*own, *[""] * len(frame)])
-    write_rows(path, ["path", "label", *(f"mask_{part}" for part in parts), *frame], rows)
+    common.write_rows(path, ["path", "label", *(f"mask_{part}" for part in parts), *frame], rows)
 
 
 def check(settings: CscoreSettings) -> tuple[Source, Path]:
@@ -277,7 +238,8 @@ def train(
     last = settings.last_epoch
     history = two_phase(
         model, data, valid, settings.out / "training", settings.seed,
-        sorted({e for e in settings.keep if e <= last} | {last}), callback,
+        sorted({e for e in settings.keep if e <= last} | {last}),
+        callback and (lambda state: callback(settings.model, state)),
         first_depth=settings.first_phase, batch_size=settings.train_batch,
         class_weights="balanced" if settings.class_weights else None, **some(settings, *TRAINING),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Results of C-Score studies: the checkpoint and method to use, the network to use, scores that fell.
+"""Results and pages of C-Score studies: one network over training, several networks, new weights.
 
 One network: candidates are a checkpoint whose AUC is not below the best by more than sampling error, with a
 method that has no alarm there. The best has the highest lower end of the 95 % interval in its worst class.
@@ -20,18 +20,31 @@ New weights against a reference: a score has fallen if the two 95 % intervals do
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations, pairwise, product
+from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from heatproof.errors import InputError
+from heatproof.images import Failure
 from heatproof.metrics.results import PerClass
+from heatproof.report import figures
+from heatproof.report.figures import Line, Panel, line_style
+from heatproof.report.markdown_report import MarkdownReport
+from heatproof.report.pieces import TEMPLATES
+from heatproof.report.tables import Cell, Value
 from heatproof.store import RunFolder
+from heatproof.studies.common import TableFile, mean_value, write_page
 from heatproof.train.recipe import Epoch, History
+from heatproof.verdict import epochs as training
 from heatproof.verdict.alarms import Alarm, Thresholds, find_alarms
-from heatproof.verdict.epochs import epoch_flag
+from heatproof.verdict.follow import holm
 from heatproof.verdict.trajectory import (
     AucDifference,
     CheckpointState,
@@ -42,6 +55,8 @@ from heatproof.verdict.trajectory import (
 )
 
 RECOMMENDED, CHOICE, REFUSED = "recommended", "with a choice of method", "not recommended"
+AUC = {"color": "#555555", "linestyle": "--", "linewidth": 1.2}
+LIMITS = {"ylim": (0, 1.06)}
 
 
 def methods_of(runs: Iterable[Trajectory]) -> list[str]:
@@ -98,14 +113,6 @@ class Candidate(NamedTuple):
         low = self.score.interval[0]
         return self.score.value if math.isnan(low) else low
 
-    def text(self, run: Trajectory) -> str:
-        low, high = self.score.interval
-        interval = "" if math.isnan(low) else f" (95 % {low:.3f} to {high:.3f})"
-        return (
-            f"worst class ({run.class_name(self.label)}, {self.score.n} images) a C-Score of "
-            f"{self.score.value:.3f}{interval}"
-        )
-
 
 def usable(checkpoint: CheckpointState, alarms: Sequence[Alarm]) -> list[Candidate]:
     """The methods of a checkpoint without an alarm and with a score for every class, best first."""
@@ -129,24 +136,8 @@ def candidates(run: Trajectory, alarms: Sequence[Alarm]) -> list[Candidate]:
 
 def recommend(run: Trajectory, alarms: Sequence[Alarm]) -> str:
     """A paragraph that recommends a checkpoint and a method, or the reason why there is none."""
-    known, best = candidates(run, alarms), best_auc(run)
-    if not known:
-        return (
-            f"No checkpoint can be recommended: wherever AUC is within sampling error of its best "
-            f"({best.auc:.3f} at {best.name}), every method has an alarm or a class without a score. "
-            "See the alarms for what to do."
-        )
-    first, next_best, gain = known[0], " No other method passes.", ""
-    if second := next((c for c in known if c.method != first.method), None):
-        next_best = f" Next comes {second.method} at {second.checkpoint.name}: {second.score.value:.3f}."
-    if first.checkpoint is not best:
-        gain = f" AUC is best at {best.name} ({best.auc:.3f}), not by more than sampling error."
-    return (
-        f"Take the weights of **{first.checkpoint.name}** and explain them with **{first.method}**: AUC "
-        f"{first.checkpoint.auc:.3f}, no alarm, and in its {first.text(run)}, the highest floor of "
-        f"{len(known)} candidates.{next_best}{gain} Consistency is not correctness: maps may agree on the "
-        "wrong place, so look at some, and localise where there are boxes."
-    )
+    text = TEMPLATES.get_template("studies/cscore/recommend.md").module.network  # type: ignore[attr-defined]
+    return str(text(run, candidates(run, alarms), best_auc(run))).strip()
 
 
 @dataclass(frozen=True)
@@ -195,7 +186,7 @@ class Network:
     def flags(self) -> dict[int, str]:
         """By epoch: what is wrong with its AUC or accuracy, or ""."""
         classes = len(labels_of([self.run]))
-        return {e.epoch: epoch_flag(e.auc, e.accuracy, classes) for e in self.epochs}
+        return {e.epoch: training.epoch_flag(e.auc, e.accuracy, classes) for e in self.epochs}
 
 
 class Standing(NamedTuple):
@@ -259,24 +250,12 @@ def standing(network: Network, others: Sequence[Network]) -> Standing:
 def recommendation(networks: Sequence[Network]) -> str:
     """One paragraph that names a network and a method, with its evidence."""
     standings = [(network, standing(network, networks)) for network in networks]
-    refused = [f"{network.name} ({s.why})" for network, s in standings if s.answer == REFUSED]
-    against = f" Not recommended: {'; '.join(refused)}." if refused else ""
     left = [(s.best, network, s) for network, s in standings if s.answer != REFUSED and s.best]
-    if not left:
-        return f"No network can be recommended with its last weights.{against}"
-    best, chosen, stand = max(left, key=lambda item: item[0].floor)
-    care = f" {stand.why[0].upper()}{stand.why[1:]}." if stand.why else ""
-    others = [
-        f"{network.name} with {its.method} ({its.score.value:.3f}; {s.answer}{', ' * bool(s.why)}{s.why})"
-        for its, network, s in left
-        if network is not chosen
-    ]
-    after = f" After it: {'; '.join(others)}." if others else ""
-    return (
-        f"Take **{chosen.name}** and explain it with **{best.method}**: AUC {chosen.last.auc:.3f}, and in "
-        f"the {best.text(chosen.run)}, the highest of the networks' last weights."
-        f"{care}{after}{against} An earlier checkpoint may be better: see each network's page."
-    )
+    chosen = max(left, key=lambda item: item[0].floor, default=None)
+    others = [item for item in left if item is not chosen]
+    refused = [(network, s) for network, s in standings if s.answer == REFUSED]
+    text = TEMPLATES.get_template("studies/cscore/recommend.md").module.networks  # type: ignore[attr-defined]
+    return str(text(chosen, others, refused)).strip()
 
 
 class Move(NamedTuple):
@@ -292,10 +271,287 @@ class Move(NamedTuple):
         return not math.isnan(self.new.interval[1]) and self.new.interval[1] < self.old.interval[0]
 
 
-def moves(before: CheckpointState, after: CheckpointState) -> Iterator[Move]:
-    for method, state in before.methods.items():
-        other = after.methods[method]
-        yield Move(method, None, state.overall, other.overall)
-        for label in state.classes:
-            if label in other.classes:
-                yield Move(method, label, state.classes[label], other.classes[label])
+def moves(before: CheckpointState, after: CheckpointState) -> list[Move]:
+    both = [(method, state, after.methods[method]) for method, state in before.methods.items()]
+    return [
+        Move(method, label, *(of.overall if label is None else of.classes[label] for of in (old, new)))
+        for method, old, new in both
+        for label in (None, *(label for label in old.classes if label in new.classes))
+    ]
+
+
+def average(values: Iterable[float]) -> float:
+    known = [value for value in values if not math.isnan(value)]
+    return fmean(known) if known else math.nan
+
+
+def class_value(checkpoint: CheckpointState, method: str, label: int) -> Cell:
+    score = score_of(checkpoint, method, label)
+    return None if score is None else Value(score_value(checkpoint, method, label), score.interval, score.n)
+
+
+def raised(network: Network, method: str) -> str:
+    """The alarms of a method."""
+    alarms = [a for a in network.alarms if a.method in (method, None)]
+    return ", ".join(f"{a.mechanism} at {a.checkpoint}" for a in alarms)
+
+
+def gold_lists(run: Trajectory, c: CheckpointState) -> str:
+    return ", ".join(f"{run.class_name(k)} {s.gold} of {s.total}" for k, s in sorted(c.classes.items()))
+
+
+TABLES = TableFile(
+    "heatproof.studies.cscore", value=lambda score: Value(score.value, score.interval, score.n),
+    score=score_value, class_value=class_value, gap=class_gap, average=average, mean=mean_value,
+    whole_norm=training.whole_norm, auc_difference=auc_difference, product=product, raised=raised,
+    gold_lists=gold_lists, nan=math.nan, thresholds=Thresholds(),
+)  # fmt: skip
+
+
+def network_content(network: Network) -> dict[str, Any]:
+    """What the page of a network and its tables name."""
+    run, labels = network.run, labels_of([network.run])
+    first, last = network.end_states
+    return {
+        "network": network, "run": run, "alarms": network.alarms, "first": first, "last": last,
+        "best": best_auc(run), "methods": methods_of([run]), "checkpoints": list(run), "labels": labels,
+        "classes": [(label, run.class_name(label)) for label in labels],
+        "averages": [average(score_value(c, m) for m in network.changes) for c in run],
+        "flagged": [epoch for epoch, flag in network.flags.items() if flag],
+    }  # fmt: skip
+
+
+def write_network(
+    out: Path, network: Network, folder: RunFolder, swept: Mapping[str, Trajectory],
+    held_out: float | None, failures: Sequence[Failure] = (), places: bool = False,
+) -> MarkdownReport:  # fmt: skip
+    """Write the page of one network.
+
+    Args:
+        swept: runs at other layers, by layer.
+        held_out: share of the images that was not trained on.
+        failures: images that training could not read.
+        places: whether the images have boxes or masks.
+    """
+    content = network_content(network)
+    run, epochs, methods, flagged = network.run, network.epochs, content["methods"], content["flagged"]
+    norms = [(e.epoch, e.gradients) for e in epochs] if any(e.gradients for e in epochs) else []
+    auc, marks, warnings = [(position(run, c), c.auc) for c in run], list[float](), list[str]()
+    if network.history is not None:
+        auc, marks = [(e.epoch, e.auc) for e in epochs], [position(run, network.end_states[0])]
+    jumps = training.gradient_jumps(epochs) if norms else []
+    if norms:
+        at = [a.epoch for a in network.alarms if a.epoch is not None]
+        every = [e.epoch for e in epochs]
+        both = ((at, "an alarm"), (flagged, "a flag"))
+        warnings = [training.early_warning(every, jumps, when, what).sentence for when, what in both]
+    scores = {f"{c.name}, AUC {c.auc:.3f}": score_grid(run, c) for c in network.end_states}
+    drawn = {
+        "trajectories": trajectory_figure(run, network.alarms, auc, marks, norms),
+        "ends": figures.heatmaps(scores, methods, "C-Score"),
+        "by-class": class_figure(run, marks),
+    }
+    if network.ends[0] != network.ends[1]:
+        (before, columns), (after, _) = scores.values()
+        changes = dict(zip(columns, (after - before).T, strict=True))
+        label = "change of the C-Score from {} to {}".format(*network.ends)
+        drawn["net-change"] = figures.bars(changes, methods, label)
+    if swept:
+        drawn["depth"] = depth_figure(swept)
+    grew = {
+        now.epoch: training.grown_layers(before.gradients, now.gradients)
+        for before, now in pairwise(epochs) if before.phase == now.phase
+    }  # fmt: skip
+    return write_page(
+        out, "studies/cscore/network.md", TABLES, drawn, **content, held_out=held_out, failures=failures,
+        recommendation=recommend(run, network.alarms), warnings=warnings, jumps=jumps, grew=grew,
+        places=place_scores(folder, run.checkpoints[-1].name) if places else None, swept=depth_rows(swept),
+    )  # fmt: skip
+
+
+def networks_content(networks: Sequence[Network]) -> dict[str, Any]:
+    """What the page of several networks and its tables name."""
+    pairs = [(a, b, difference(a, b)) for a, b in combinations(networks, 2)]
+    corrected = holm({k: apart.p for k, (*_, apart) in enumerate(pairs) if not math.isnan(apart.p)})
+    return {
+        "networks": list(networks),
+        "standings": [(network, standing(network, networks)) for network in networks],
+        "scored": [
+            (network, method, state, next(iter(compared_classes(state).items()), None))
+            for network in networks
+            for method, state in network.last.methods.items()
+        ],
+        "pairs": [(*pair, corrected.get(k)) for k, pair in enumerate(pairs)],
+        "phases": {epoch: e.phase for n in reversed(networks) for epoch, e in n.by_epoch.items()},
+    }
+
+
+def write_networks(out: Path, networks: Sequence[Network], pages: Mapping[str, str]) -> MarkdownReport:
+    """Write the page of several networks. pages: where a network's own page is, relative to this one."""
+    methods, names = methods_of(network.run for network in networks), [network.name for network in networks]
+    changes = {n.name: [n.changes.get(m, math.nan) for m in methods] for n in networks}
+    panels = {}
+    for side, title in enumerate(("end of the first phase", "end of the second phase")):
+        states = [network.end_states[side] for network in networks]
+        panels[title] = np.array([[score_value(c, m) for c in states] for m in methods]), names
+    drawn = {
+        "net-change": figures.bars(changes, methods, "change of the C-Score over the second phase"),
+        "ends": figures.heatmaps(panels, methods, "C-Score"),
+        "trajectories": networks_figure({network.name: network.run for network in networks}),
+    }
+    return write_page(
+        out, "studies/cscore/networks.md", TABLES, drawn, **networks_content(networks), pages=pages,
+        same=len({network.images for network in networks}) == 1, recommendation=recommendation(networks),
+        size=sum(state.total for state in networks[0].last.classes.values()),
+    )  # fmt: skip
+
+
+def write_comparison(
+    out: Path, weights: str, pair: Trajectory, moved: Sequence[Move], alarms: Sequence[Alarm]
+) -> MarkdownReport:
+    """Write the page of new weights against a reference."""
+    return write_page(
+        out, "studies/cscore/comparison.md", TABLES, weights=weights, run=pair, moves=moved, alarms=alarms
+    )
+
+
+def depth_rows(swept: Mapping[str, Trajectory]) -> list[tuple[Any, ...]]:
+    """Layer, checkpoint, method, score, and value and name of the worst class."""
+    rows: list[tuple[Any, ...]] = []
+    for layer, run in swept.items():
+        for checkpoint in run:
+            for method, state in checkpoint.methods.items():
+                known = [(s.value, run.class_name(c)) for c, s in state.classes.items() if s.value == s.value]
+                worst = min(known, key=itemgetter(0), default=(None, ""))
+                rows.append((layer, checkpoint.name, method, state.overall, *worst))
+    return rows
+
+
+def place_scores(folder: RunFolder, checkpoint: str) -> dict[tuple[str, int, str], list[float]]:
+    """Localisation of the images that are recognised, by method, class and metric."""
+    rows = folder.scores().sql(
+        "select s.method, s.label, s.metric, s.value from scores s join scores p on p.image = s.image and "
+        "p.checkpoint = s.checkpoint and p.model = s.model and p.metric = 'predicted' and p.value = s.label "
+        "where s.checkpoint = ? and s.image <> '' and s.metric in ('pointing', 'inside', 'mask_iou') "
+        "order by s.image",
+        [checkpoint],
+    )
+    values: dict[tuple[str, int, str], list[float]] = {}
+    for row in rows:
+        values.setdefault((row["method"], row["label"], row["metric"]), []).append(row["value"])
+    return values
+
+
+def position(run: Trajectory, checkpoint: CheckpointState) -> float:
+    """A checkpoint on the axis of a figure: its epoch, or its number if epochs are unknown."""
+    if all(c.epoch is not None for c in run):
+        return float(checkpoint.epoch or 0)
+    return float(run.checkpoints.index(checkpoint) + 1)
+
+
+def score_grid(run: Trajectory, checkpoint: CheckpointState) -> tuple[np.ndarray, list[str]]:
+    """Methods x (all, each class), NaN if there is no score, and the names of the columns."""
+    labels = sorted(checkpoint.classes)
+    methods = methods_of([run])
+    table = np.array([[score_value(checkpoint, m, c) for c in (None, *labels)] for m in methods])
+    return table, ["all", *(run.class_name(label) for label in labels)]
+
+
+def curves(
+    run: Trajectory, methods: Sequence[str], label: int | None = None, bands: bool = False
+) -> list[Line]:
+    """The C-Score of each method over training. bands: with 95 % intervals."""
+    x, lines = [position(run, c) for c in run], []
+    for k, method in enumerate(methods):
+        scores = [score_of(c, method, label) for c in run]
+        low, high = ([math.nan if s is None else s.interval[i] for s in scores] for i in (0, 1))
+        y = [score_value(c, method, label) for c in run]
+        lines.append(Line(x, y, method, line_style(k), (low, high) if bands else None))
+    return lines
+
+
+def x_label(run: Trajectory) -> str:
+    return "epoch" if all(c.epoch is not None for c in run) else "checkpoint"
+
+
+def trajectory_figure(
+    run: Trajectory, alarms: Sequence[Alarm], auc: Sequence[tuple[float, float]],
+    marks: Sequence[float] = (), norms: Sequence[tuple[int, training.Norms]] = (),
+) -> Any:  # fmt: skip
+    """The C-Score of every method and AUC by epoch, with the numbers of alarms.
+
+    norms: gradient norms by epoch and layer, drawn below.
+    """
+    notes = []
+    for (name, method), mechanism in {(a.checkpoint, a.method): a.mechanism for a in alarms}.items():
+        checkpoint = named(run, name)
+        y = score_value(checkpoint, str(method)) if method in checkpoint.methods else checkpoint.auc
+        if not math.isnan(y):
+            notes.append((position(run, checkpoint), y, str(mechanism)))
+    x, y_auc = zip(*auc, strict=True)
+    lines = [Line(x, y_auc, "AUC", AUC), *curves(run, methods_of([run]))]
+    labels = {"ylabel": "C-Score, all classes", "xlabel": "" if norms else x_label(run)}
+    grid = [[Panel(lines, LIMITS | labels, marks, notes)]]
+    if norms:
+        grid.append([gradient_panel(norms, marks)])
+    ratios = {"sharex": True, "height_ratios": [3, 2][: len(grid)]}
+    return figures.lines(grid, 7.2, 3.8 + 2.2 * bool(norms), "right center", **ratios)
+
+
+def gradient_panel(norms: Sequence[tuple[int, training.Norms]], marks: Sequence[float]) -> Panel:
+    """Every layer as a thin line, all layers together as a thick one."""
+    layers = list(dict.fromkeys(layer for _, of in norms for layer in of))
+    thin, lines = {"color": "#999999", "linewidth": 0.6, "alpha": 0.6}, []
+    for layer in layers:
+        x, y = zip(*((epoch, of[layer].mean) for epoch, of in norms if layer in of), strict=True)
+        lines.append(Line(x, y, f"each of {len(layers)} layers", thin))
+    thick = {"color": "black", "linewidth": 1.6, "marker": "o", "markersize": 3}
+    lines.append(
+        Line([e for e, _ in norms], [training.whole_norm(of) for _, of in norms], "all layers", thick)
+    )
+    return Panel(lines, {"yscale": "log", "xlabel": "epoch", "ylabel": "gradient norm"}, marks)
+
+
+def depth_figure(swept: Mapping[str, Trajectory]) -> Any:
+    """C-Score of every CAM at every depth, a panel for each checkpoint."""
+    names, methods = dict.fromkeys(c.name for run in swept.values() for c in run), methods_of(swept.values())
+    x, panels = range(len(swept)), []
+    for name in names:
+        states = [named(run, name) for run in swept.values()]
+        values = {m: [score_value(c, m) for c in states] for m in methods}
+        lines = [Line(x, of, m, line_style(k)) for k, (m, of) in enumerate(values.items())]
+        ticks = {"xticks": x, "xticklabels": list(swept), "title": name}
+        panels.append(Panel(lines, LIMITS | ticks | {"ylabel": "C-Score, all classes"}))
+    return figures.lines([panels], 3.2 * len(names) + 1.6, 3.4, sharey=True)
+
+
+def class_figure(run: Trajectory, marks: Sequence[float]) -> Any:
+    """A panel for each class, every method with its 95 % interval."""
+    labels = labels_of([run])
+    panels = [
+        Panel(
+            curves(run, methods_of([run]), label, bands=True),
+            LIMITS | {"title": run.class_name(label), "xlabel": x_label(run), "ylabel": "C-Score"}, marks,
+        )
+        for label in labels
+    ]  # fmt: skip
+    return figures.lines([panels], 3.4 * len(labels) + 1.4, 3.2, "right center", sharex=True, sharey=True)
+
+
+def networks_figure(runs: Mapping[str, Trajectory]) -> Any:
+    """A column for each network; over all classes, then class by class."""
+    methods, first = methods_of(runs.values()), next(iter(runs.values()))
+    labels = [None, *labels_of(runs.values())]
+
+    def panel(label: int | None, name: str, run: Trajectory) -> Panel:
+        lines, axes = curves(run, methods, label), {"ylim": (0, 1.06)}
+        if label is None:
+            lines.insert(0, Line([position(run, c) for c in run], [c.auc for c in run], "AUC", AUC))
+        title = {"title": name} if label is None else {}
+        below = {"xlabel": x_label(run)} if label == labels[-1] else {}
+        of = "all classes" if label is None else first.class_name(label)
+        return Panel(lines, {**axes, **title, **below, **({"ylabel": of} if run is first else {})})
+
+    grid = [[panel(label, name, run) for name, run in runs.items()] for label in labels]
+    size = 2.8 * len(runs) + 1.4, 2.1 * len(labels) + 0.4
+    return figures.lines(grid, *size, sharey=True, sharex="col")
