@@ -5,36 +5,27 @@
     run       every light method on every code, for the regimes: structure        OUT/run       (Table 2)
               those and the heavy ones on some codes: insertion, deletion         OUT/subset
               the deeper trainings; lambda x alpha                                OUT/depth, OUT/ablation
-    measure   distorted codes, occluded parts, milliseconds per image           OUT/measured  (Tables 3, 4)
+    measure   distorted codes, occluded parts, scenes, edits, speed               OUT/measured  (Tables 3, 4)
     report    Tables 2 to 6, Figures 4 and 5, answers to the paper's questions    OUT/summary.md
 
 Several seeds repeat everything behind the data: the first lies in OUT itself, the others in OUT/seeds/1, ...
-Everything can be stopped at any moment and resumed by the same call: the runs are ordinary ones, from study
-files beside them, and in measured/ a unit is one regime, one method and one distortion, so that a method that
-is added later costs only its own maps. Its rows:
+A study that was stopped is resumed by the same call. In measured/ a unit is one regime, one method and one
+distortion, so that a method that is added later costs only its own maps. Its rows:
 
     bl(rotation=0.25), fmr(...), tmr(...)    of a distorted code; bl(clean=0) of the same code as it is
     drop_finder, drop_timing                 fall of the class's logit without that part; no method
-    ms                                       milliseconds to explain one image, about no image
-
-Rows of scenes, with the share of a map's positive mass on each side and what its best pixels mark:
-
-    scene_codes         mass on all codes                 scene_distractors   mass on what is none
+    scene_codes, scene_distractors           mass on all codes of a scene, and on what is none
     scene_found         share of the codes of which the best pixels (as many as codes have) mark half or more
     scene_weakest       mass of the code that gets least, against an even share
-
-Rows of edits, with `old` and `new` the places where the finder was and is:
-
-    edit_leaves(move)   mass on `old` before the edit, less that after it
-    edit_arrives(move)  mass on `new` after the edit, less that before it
+    edit_leaves(move)   mass where the finder was, before the edit less after it
+    edit_arrives(move)  mass where the finder is now, after the edit less before it
     edit_drop(move)     fall of the class's logit; no method
+    ms                  milliseconds of hp.explain() for one image, about no image: the median of 3 to 15
+                        calls, after two to warm up
 
-Time is that of hp.explain() for one method and one image, with the model's passes: the median of 3 to 15
-calls, after two to warm up. chakraborty2025cambench.
-
-Deviations: where there are no ImageNet weights, the backbone learns a proxy task first (trainings.py), and
-the page says so; masks are distorted with the image; every number carries a 95 % interval; floors (random,
-edges) stand beside the methods; times include the model's passes.
+Deviations from chakraborty2025cambench: where there are no ImageNet weights, the backbone learns a proxy task
+first (trainings.py), and the page says so; masks are distorted with the image; every number carries a 95 %
+interval; floors (random, edges) stand beside the methods; times include the model's passes.
 """
 
 from __future__ import annotations
@@ -47,6 +38,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -56,16 +48,9 @@ from torch import Tensor
 from heatproof.disk import write_whole
 from heatproof.errors import InputError, StoreError
 from heatproof.explain.api import explain, read_methods
+from heatproof.images import codes as drawing
 from heatproof.images import open_source
-from heatproof.images.codes import (
-    EDITS,
-    MANIFEST,
-    Edited,
-    QRSet,
-    edit_finders,
-    make_scenes,
-    versions_that_fit,
-)
+from heatproof.images.codes import EDITS, MANIFEST, Edited, QRSet
 from heatproof.images.distort import DISTORTIONS, SEVERITIES, distort
 from heatproof.images.patterns import find_photos
 from heatproof.images.symbols import find_symbol
@@ -131,7 +116,7 @@ def check(settings: QrSettings) -> QrSettings:
     different = {(r.entry.name, repr(sorted(r.options.items()))) for r in read_methods(methods)}
     if len(different) < len(methods):
         raise InputError("a method is named twice among --methods and --heavy; leave one out")
-    versions_that_fit(find_symbol(settings.symbol), None, (settings.size, settings.size))
+    drawing.versions_that_fit(find_symbol(settings.symbol), None, (settings.size, settings.size))
     find_photos(settings.photos)
     counts = {
         name: min(getattr(settings, name), settings.test) for name in ("subset", "robust", "causal", "edits")
@@ -292,10 +277,9 @@ class Probe:
     def causality(self) -> Iterator[UnitGroup]:
         """Decrease of the class's logit when a part is occluded."""
         codes = self.codes(self.settings.causal)
-        masks = {part: codes.masks[part] for part in PARTS}
 
         def drops(model: Model) -> PerImage:
-            targets = torch.full((len(codes.labels),), CODE)
+            masks, targets = {p: codes.masks[p] for p in PARTS}, torch.full((len(codes.labels),), CODE)
             return part_occlusion(masks, targets, model=model, images=ready(model, codes.pictures))
 
         title = f"{len(codes.labels)} codes without their finder or timing patterns"
@@ -307,7 +291,7 @@ class Probe:
         if not count:
             return
         try:
-            scenes = make_scenes(
+            scenes = drawing.make_scenes(
                 count, given.size, given.seed, symbol=given.symbol, codes=CODES, distractors=DISTRACTORS,
                 photos=given.photos,
             )  # fmt: skip
@@ -329,7 +313,7 @@ class Probe:
             return
         codes, before = self.codes(self.settings.edits), dict[tuple[str, str], Maps]()
         for kind in EDITS:
-            edited = edit_finders(codes, kind, self.settings.seed)
+            edited = drawing.edit_finders(codes, kind, self.settings.seed)
             if not edited.done.any():
                 self.progress.say(f"no code has a finder that could be edited ({kind})")
                 continue
@@ -378,11 +362,8 @@ class Probe:
         return UnitGroup(self.units(names, count, [""]), compute, title=title)
 
     def units(self, metrics: Sequence[str], count: int, methods: Sequence[str]) -> list[Unit]:
-        return [
-            Unit(regime, (0, count), (method,) if method else (), tuple(metrics), self.seed)
-            for regime in REGIMES
-            for method in methods
-        ]
+        pairs = product(REGIMES, methods)
+        return [Unit(r, (0, count), (m,) if m else (), tuple(metrics), self.seed) for r, m in pairs]
 
     def explained_units(self, images: np.ndarray, units: Sequence[Unit]) -> Iterator[tuple[Unit, Maps]]:
         """The maps of each unit's method, in one call for each regime."""
