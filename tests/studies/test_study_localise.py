@@ -19,7 +19,7 @@ from PIL import Image
 
 import heatproof as hp
 from heatproof.cli import main
-from heatproof.cli.study_localise import localise_command
+from heatproof.cli.study import localise_command
 from heatproof.errors import HeatproofError, InputError
 from heatproof.explain import baselines as explain_baselines
 from heatproof.metrics.localisation import budget_masks
