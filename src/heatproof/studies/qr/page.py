@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from PIL import Image
 
@@ -34,7 +34,6 @@ EMPTIED = 0.01  # more all-zero maps than this are reported
 TUNED = REGIMES[1:]  # FT-Struct and FT-LeakMin
 MAX_CODES = 3  # of the sheet of examples
 METHODS = ("gradcam", "layercam", "eigengradcam")  # in it, if they are among the methods
-PARETO = {"table-2": "ms/image", "coverage": "mass score"}
 WIDE = 10  # slowest over fastest, from which on an axis of times is logarithmic
 Tables = Mapping[str, Table]
 
@@ -46,6 +45,8 @@ def write_page(out: Path, seeds: Sequence[Results]) -> MarkdownReport:
     main: Tables = own
     if len(seeds) > 1:
         main = {name: over_seeds([of[name] for of in every]) for name in own}
+    if settings.figures:
+        draw_examples(first, out)
     book = MarkdownReport(out)
     book.write(
         "studies/qr/page.md", [*main.values(), *own.values()],
@@ -56,7 +57,6 @@ def write_page(out: Path, seeds: Sequence[Results]) -> MarkdownReport:
         proxy=first.accuracy(BASE) if uses_proxy(settings) else None,
         accuracy=[f"{name} {first.accuracy(name):.1%}" for name in REGIMES],
         headings={name: TABLES.content[name].get("heading") for name in own},
-        examples=examples(first, out) if settings.figures else "",
     )  # fmt: skip
     return book
 
@@ -169,20 +169,33 @@ def real(table: Table, group: str, column: str) -> dict[str, Cell]:
 
 
 def draw_figures(results: Results, made: Tables) -> dict[str, Any]:
-    method = results.settings.detailed[0]
-    drawn = {"figure-5": pareto_figure(made), "distortions": distortion_figure(results, method)}
+    """Structure against time; BL against severity; FMR and BL, ours and published, against what was trained."""
+    method, panels, depths = results.settings.detailed[0], [], []
+    curves = {regime: mean_curves(results.curves(regime, method, "bl")) for regime in REGIMES}
+    for k, kind in enumerate(DISTORTIONS):
+        lines = [Line(SEVERITIES, of[k], r, line_style(i)) for i, (r, of) in enumerate(curves.items())]
+        axes = {"title": kind.replace("_", " "), "xlabel": "severity", "ylabel": f"BL, {method}"}
+        panels.append(Panel(lines, axes))
+    grid, shared = [panels[:3], panels[3:]], {"sharex": True, "sharey": True}
+    drawn = {
+        "figure-5": pareto_figure(made),
+        "distortions": figures.lines(grid, 7.4, 4.4, "upper center", **shared),
+    }
     if "table-5" in made:
-        drawn["figure-4"] = depth_figure(made["table-5"], method)
+        x = range(len(DEPTHS))
+        for column in ("FMR", "BL"):
+            cells = [ours(made["table-5"], depth, column)[method] for depth in DEPTHS]
+            ends = [getattr(cell, "interval", None) or (math.nan, math.nan) for cell in cells]
+            low, high = zip(*ends, strict=True)
+            paper = [number(ours(made["table-5"], depth, column, paper=True)[MAIN]) for depth in DEPTHS]
+            lines = [
+                Line(x, [*map(number, cells)], method, line_style(0), (low, high)),
+                Line(x, paper, "published", line_style(1, linestyle="--")),
+            ]
+            ticks = {"xticks": x, "xticklabels": DEPTHS, "xlabel": "trained"}
+            depths.append(Panel(lines, {"title": column, **ticks}))
+        drawn["figure-4"] = figures.lines([depths], 6.6, 3.2, "upper center")
     return drawn
-
-
-class Point(NamedTuple):
-    """A method under a regime: milliseconds per image, StructureScore."""
-
-    method: str
-    regime: str
-    time: float
-    score: float
 
 
 def pareto_figure(made: Tables) -> Any:
@@ -192,81 +205,49 @@ def pareto_figure(made: Tables) -> Any:
     """
     titles = {False: "measured here", True: str(made["coverage"].rows[-1][0]).replace("paper", "published")}
     panels, colours = [], dict[str, str]()
+
+    def mark(colour: str, regime: str = REGIMES[0]) -> dict[str, Any]:
+        return {"color": colour, "marker": MARKERS[REGIMES.index(regime)], "linestyle": "", "markersize": 6}
+
     for paper, title in titles.items():
-        points = [
-            Point(m, r, *(number(ours(made[t], r, c, paper)[m]) for t, c in PARETO.items()))
-            for r in REGIMES
-            for m in ours(made["coverage"], r, "mass score", paper)
-        ]
-        for m in dict.fromkeys(point.method for point in points if not is_floor(point.method)):
-            colours.setdefault(m, COLOURS[len(colours) % len(COLOURS)])
-        lines = [
-            Line([p.time], [p.score], style=_mark(colours.get(p.method, GREY), p.regime)) for p in points
-        ]
-        best = frontier([p for p in points if not is_floor(p.method)])
+        lines, points = [], []
+        for regime in REGIMES:
+            scores = ours(made["coverage"], regime, "mass score", paper)
+            for method, score in scores.items():
+                time = number(ours(made["table-2"], regime, "ms/image", paper)[method])
+                if not is_floor(method):
+                    colours.setdefault(method, COLOURS[len(colours) % len(COLOURS)])
+                    points.append((time, number(score)))
+                style = mark(colours.get(method, GREY), regime)
+                lines.append(Line([time], [number(score)], style=style))
+        best = frontier(points)
         joined = {"color": "black", "linewidth": 0.8, "alpha": 0.5}
-        lines.append(Line([p.time for p in best], [p.score for p in best], style=joined))
-        times = [p.time for p in points if not math.isnan(p.time)]
+        times = [line.x[0] for line in lines if not math.isnan(line.x[0])]
         scale = "log" if times and max(times) > WIDE * min(times) else "linear"
         axes = {"title": title, "xlabel": "ms per image", "xscale": scale}
+        lines.append(Line([time for time, _ in best], [score for _, score in best], style=joined))
         panels.append(Panel(lines, axes | {"ylabel": "FMR + TMR - 3 BL - DtS"}))
-    legend = [Line([], [], m, _mark(colour)) for m, colour in (colours | {"floors": GREY}).items()]
-    legend += [Line([], [], r, _mark("black", r) | {"markerfacecolor": "white"}) for r in REGIMES]
+    legend = [Line([], [], m, mark(colour)) for m, colour in (colours | {"floors": GREY}).items()]
+    legend += [Line([], [], r, mark("black", r) | {"markerfacecolor": "white"}) for r in REGIMES]
     panels[0] = Panel([*panels[0].lines, *legend], panels[0].axes)
     return figures.lines([panels], 3.4 * len(panels) + 1.9, 3.6)
 
 
-def _mark(colour: str, regime: str = REGIMES[0]) -> dict[str, Any]:
-    return {"color": colour, "marker": MARKERS[REGIMES.index(regime)], "linestyle": "", "markersize": 6}
+def frontier(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Times and scores that no other is both faster and better than, by time.
 
-
-def frontier(points: Sequence[Point]) -> list[Point]:
-    """Points that no other is both faster and better than, by time.
-
-    >>> [p.method for p in frontier([Point("a", "", 1, 0), Point("b", "", 2, 1), Point("c", "", 3, 0.5)])]
-    ['a', 'b']
+    >>> frontier([(3, 0.5), (1, 0), (2, 1), (2, math.nan)])
+    [(1, 0), (2, 1)]
     """
-    best: list[Point] = []
-    defined = [p for p in points if not (math.isnan(p.time) or math.isnan(p.score))]
-    for point in sorted(defined, key=lambda p: (p.time, -p.score)):
-        if not best or point.score > best[-1].score:
-            best.append(point)
+    best: list[tuple[float, float]] = []
+    for time, score in sorted((p for p in points if not math.isnan(sum(p))), key=lambda p: (p[0], -p[1])):
+        if not best or score > best[-1][1]:
+            best.append((time, score))
     return best
 
 
-def distortion_figure(results: Results, method: str) -> Any:
-    """BL against severity, a panel for each distortion."""
-    curves = {regime: mean_curves(results.curves(regime, method, "bl")) for regime in REGIMES}
-    panels = []
-    for k, kind in enumerate(DISTORTIONS):
-        lines = [Line(SEVERITIES, of[k], r, line_style(i)) for i, (r, of) in enumerate(curves.items())]
-        axes = {"title": kind.replace("_", " "), "xlabel": "severity", "ylabel": f"BL, {method}"}
-        panels.append(Panel(lines, axes))
-    grid = [panels[:3], panels[3:]]
-    return figures.lines(grid, 7.4, 4.4, "upper center", sharex=True, sharey=True)
-
-
-def depth_figure(table: Table, method: str) -> Any:
-    """Mass on finders and leakage, ours and published, against how much was trained."""
-    x, panels = range(len(DEPTHS)), []
-    for column in ("FMR", "BL"):
-        cells = [ours(table, depth, column)[method] for depth in DEPTHS]
-        intervals = [
-            (cell.interval if isinstance(cell, Value) else None) or (math.nan, math.nan) for cell in cells
-        ]
-        low, high = zip(*intervals, strict=True)
-        published = [number(ours(table, depth, column, paper=True)[MAIN]) for depth in DEPTHS]
-        lines = [
-            Line(x, [*map(number, cells)], method, line_style(0), (low, high)),
-            Line(x, published, "published", line_style(1, linestyle="--")),
-        ]
-        ticks = {"xticks": x, "xticklabels": DEPTHS, "xlabel": "trained"}
-        panels.append(Panel(lines, {"title": column, **ticks}))
-    return figures.lines([panels], 6.6, 3.2, "upper center")
-
-
-def examples(results: Results, out: Path) -> str:
-    """Write OUT/figures/examples.png, maps of the first codes; returns the Markdown that shows it."""
+def draw_examples(results: Results, out: Path) -> None:
+    """Write OUT/figures/examples.png, maps of the first codes."""
     maps = RunFolder.open(out / "run").maps()
     methods = [m for m in METHODS if m in results.settings.real] or list(results.settings.real[:2])
     rows = []
@@ -274,18 +255,15 @@ def examples(results: Results, out: Path) -> str:
         with Image.open(out / "data" / "test" / image) as file:
             picture = file.convert("RGB")
         row = [Tile(picture, "code")]
-        for method in methods:
-            for regime in REGIMES:
-                own = maps.read(regime, method, [image])
-                heat = own.upsample((picture.height, picture.width))[0]
-                leak = results.column(regime, method, "bl")[image]
-                answer = results.column(regime, "", "predicted")[image]
-                wrong = "" if answer == int(own.explained[0]) else " (predicted: no code)"
-                note = f"{regime}, {'empty map' if math.isnan(leak) else f'BL {leak:.2f}'}"
-                row.append(Tile(overlay(picture, heat), f"{method}{wrong}", note))
+        for method, regime in product(methods, REGIMES):
+            own = maps.read(regime, method, [image])
+            heat = own.upsample((picture.height, picture.width))[0]
+            leak = results.column(regime, method, "bl")[image]
+            answer = results.column(regime, "", "predicted")[image]
+            wrong = "" if answer == int(own.explained[0]) else " (predicted: no code)"
+            note = f"{regime}, {'empty map' if math.isnan(leak) else f'BL {leak:.2f}'}"
+            row.append(Tile(overlay(picture, heat), f"{method}{wrong}", note))
         rows.append(row)
     path = out / "figures" / "examples.png"
     path.parent.mkdir(parents=True, exist_ok=True)
     sheet(rows, heading="explains: code (true label)", cmap="inferno", side=160).save(path)
-    caption = "The first codes and their maps, which explain the class code (the true label)."
-    return f"![codes and their maps](figures/examples.png)\n\n*{caption}*"
