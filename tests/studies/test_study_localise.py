@@ -27,12 +27,13 @@ from heatproof.report.tables import number
 from heatproof.run import engine, worker
 from heatproof.run.config import toml
 from heatproof.store import RunFolder
-from heatproof.studies.localise import FlagThresholds, LocaliseSettings, localise_study, results
+from heatproof.studies.localise import results
 from heatproof.studies.localise import results as rules
 from heatproof.studies.localise.images import sift
 from heatproof.studies.localise.panels import pick_cases, pick_confused
+from heatproof.studies.localise.protocol import localise_study
 from heatproof.studies.localise.results import LocaliseResults, macro_value, read_scores
-from heatproof.studies.localise.settings import BASELINES, FLOORS
+from heatproof.studies.localise.settings import BASELINES, FLOORS, FlagThresholds, LocaliseSettings
 from heatproof.types import Maps
 from tiny_study import make_study
 

@@ -24,7 +24,6 @@ from heatproof.report.pieces import TEMPLATES
 from heatproof.report.tables import Table, Value, number
 from heatproof.store import RunFolder
 from heatproof.studies.common import mean_value
-from heatproof.studies.qr import QrSettings
 from heatproof.studies.qr.page import flipped, floors, leakage
 from heatproof.studies.qr.protocol import Probe
 from heatproof.studies.qr.results import (
@@ -40,6 +39,7 @@ from heatproof.studies.qr.results import (
     rho_value,
     seed_value,
 )  # fmt: skip
+from heatproof.studies.qr.settings import QrSettings
 from heatproof.studies.qr.trainings import Trained
 from heatproof.train import DEPTHS, REGIMES, Epoch, History
 

@@ -38,7 +38,7 @@ def contrast_command(ctx: click.Context, given: dict[str, Any]) -> None:
 @click.pass_context
 def localise_command(ctx: click.Context, given: dict[str, Any]) -> None:
     """Localisation and faithfulness under a pixel budget."""
-    from heatproof.studies.localise import localise_study
+    from heatproof.studies.localise.protocol import localise_study
 
     outcome = localise_study(LocaliseSettings(**given), Progress(console))
     if aside := outcome.sifted.aside:
@@ -54,7 +54,8 @@ def localise_command(ctx: click.Context, given: dict[str, Any]) -> None:
 @click.pass_context
 def qr_command(ctx: click.Context, full: bool, given: dict[str, Any]) -> None:
     """Mass of maps on the parts of codes."""
-    from heatproof.studies.qr import qr_study, total_epochs
+    from heatproof.studies.qr.protocol import qr_study
+    from heatproof.studies.qr.trainings import total_epochs
 
     settings = QrSettings(**(FULL if full else {}) | given)
     with steps("training", total_epochs(settings)) as bar:

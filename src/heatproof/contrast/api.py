@@ -186,7 +186,7 @@ def labelled(
     model.check_channels()
     loaded = list(batches(source, model.preprocess, 64))
     images = torch.cat([batch.images for batch, _ in loaded])
-    classes = torch.cat([batch.labels for batch, _ in loaded]).tolist()
+    classes = [int(label) for batch, _ in loaded if batch.labels is not None for label in batch.labels]
     with refusal_in_a_sentence(model, images[:1]):
         count = max(2, model.logits(images[:1]).shape[1])
     named, used = dict(enumerate(source.classes)), set(classes)

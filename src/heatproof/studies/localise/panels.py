@@ -100,7 +100,8 @@ class Studio:
                 heat, masks = maps.for_display(), self._budget_masks(maps)
                 first, both = (top_segments(signed, cut, count, signed=count > 5).cpu() for count in (5, 10))
                 for i, (name, (image, boxes)) in enumerate(zip(ids, views, strict=True)):
-                    walk = [c[i].tolist() for c in (walked[method].deletion, walked[method].insertion)]
+                    both_ways = walked[method].deletion, walked[method].insertion
+                    deletion, insertion = (of[i].tolist() for of in both_ways)
                     notes = self._notes(method, name)
                     rows[name].append([
                         Tile(with_boxes(image, boxes), "original, box"),
@@ -108,7 +109,7 @@ class Studio:
                         Tile(tinted(image, first[i], dim=True), "top 5 for the class"),
                         Tile(tinted(image, both[i]), "top 10, for and against"),
                         Tile(with_boxes(tinted(image, masks[i], dim=True), boxes), top, notes[0]),
-                        Tile(curves(*walk, image.size), "deletion, insertion", notes[1]),
+                        Tile(curves(deletion, insertion, image.size), "deletion, insertion", notes[1]),
                     ])  # fmt: skip
             for name in ids:
                 drawn = sheet(rows[name], heading=f"{self._heading(name)}; {reasons[name]}", cmap="inferno")
@@ -122,8 +123,9 @@ class Studio:
             classes = [results.labels[name] for name in ids], [results.predicted[name] for name in ids]
             sides: list[dict[str, tuple[Tensor, Tensor]]] = []
             for targets in classes:
-                maps: Mapping[str, Maps] = {m: self._stored(m, ids) for m in self.methods}
-                if [results.explained[name] for name in ids] != targets:
+                if [results.explained[name] for name in ids] == targets:
+                    maps: Mapping[str, Maps] = {m: self._stored(m, ids) for m in self.methods}
+                else:
                     maps = explain(self.model, inputs, self.methods, targets, settings.layer, settings.seed)
                 sides.append({m: (of.for_display(), self._budget_masks(of)) for m, of in maps.items()})
             for i, (name, (image, boxes)) in enumerate(zip(ids, views, strict=True)):

@@ -85,8 +85,8 @@ def localise_study(settings: LocaliseSettings, progress: Progress | None = None)
         config = _config(settings, images, lime=list(methods.values()))
         sweep = named_run(settings.out, "segments", config, progress).folder
         swept = rows.read_scores(sweep, settings.budget, settings.seed)
-        words = {"results": swept, "images": len(swept.images)}
-        tables.append(rows.TABLES.fill("segments", methods.items(), **words))
+        images_swept = len(swept.images)
+        tables.append(rows.TABLES.fill("segments", methods.items(), results=swept, images=images_swept))
         segments = studio.segment_sheet(sweep.maps(), methods, swept.images[:MAX_SWEPT]).name
     cases = studio.cases(pick_cases(results, flags, settings.panels))
     confused = studio.confused(pick_confused(results, settings.panels))

@@ -497,8 +497,8 @@ def repeat_table(
          min((v for v in overlaps[m] if not math.isnan(v)), default=math.nan))
         for m in settings.methods
     )  # fmt: skip
-    words = {"images": sum(len(batch.ids) for batch in batches), "budget": f"{settings.budget:.0%}"}
-    return TABLES.fill("repeats", rows, repeats=settings.repeats, **words)
+    images, budget = sum(len(batch.ids) for batch in batches), f"{settings.budget:.0%}"
+    return TABLES.fill("repeats", rows, images=images, repeats=settings.repeats, budget=budget)
 
 
 def report_figures(results: LocaliseResults) -> dict[str, Any]:

@@ -169,7 +169,7 @@ def real(table: Table, group: str, column: str) -> dict[str, Cell]:
 
 
 def draw_figures(results: Results, made: Tables) -> dict[str, Any]:
-    """Structure against time; BL against severity; FMR and BL, ours and published, against what was trained."""
+    """Structure against time, BL against severity, and FMR and BL against what was trained."""
     method, panels, depths = results.settings.detailed[0], [], []
     curves = {regime: mean_curves(results.curves(regime, method, "bl")) for regime in REGIMES}
     for k, kind in enumerate(DISTORTIONS):

@@ -194,9 +194,9 @@ def train_all(
         model = build(settings, folder, seed, len(kinds))
         counts = settings.proxy, max(settings.proxy // 5, 2 * len(kinds))
         drawn = [draw(settings, use, count) for use, count in enumerate(counts, 2)]
-        others = (as_data(made, np.array([kinds[k] for k in made.kinds.tolist()])) for made in drawn)
+        data, valid = (as_data(made, np.array([kinds[k] for k in made.kinds.tolist()])) for made in drawn)
         phase = Phase(settings.proxy_epochs, settings.proxy_lr, "all", name="proxy")
-        learn(BASE, *others, Recipe((phase,), settings.train_batch, amp=settings.amp))
+        learn(BASE, data, valid, Recipe((phase,), settings.train_batch, amp=settings.amp))
         model = new_head(model, len(CLASSES), seed=seed)
     else:
         model = build(settings, folder, seed, len(CLASSES))
