@@ -27,9 +27,7 @@ from heatproof.demo.networks import (
     train_twins,
     write_pictures,
 )
-from heatproof.demo.story import first_alarms
-from heatproof.demo.story import same_maps
-from heatproof.demo.story import told_apart
+from heatproof.demo.story import first_alarms, same_maps, told_apart
 from heatproof.errors import InputError
 from heatproof.report.page import advice
 from heatproof.report.pieces import number
@@ -38,8 +36,7 @@ from heatproof.store import RunFolder
 from heatproof.studies.cose.results import read_pairs
 from heatproof.train import TrainProgress
 from heatproof.verdict.alarms import find_alarms
-from heatproof.verdict.answers import WORDS
-from heatproof.verdict.answers import LOOKS
+from heatproof.verdict.answers import LOOKS, WORDS
 from heatproof.verdict.data import read_run
 from heatproof.verdict.judge import judge
 from heatproof.verdict.trajectory import Trajectory

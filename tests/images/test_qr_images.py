@@ -14,7 +14,7 @@ from PIL import Image
 from heatproof.errors import InputError
 from heatproof.images import codes as qr
 from heatproof.images.patterns import BACKGROUNDS, background, finderless, shuffled
-from heatproof.images.symbols import ALPHABET, LEVELS, QR, capacity, encode_qr, part_masks, qr_side
+from heatproof.images.symbols import ALPHABET, LEVELS, QR, capacity, encode_qr, part_masks
 from heatproof.metrics.on_parts import structure
 
 segno = pytest.importorskip("segno")
@@ -37,7 +37,7 @@ def test_part_masks_agree_with_what_segno_calls_the_modules(version: int) -> Non
     types = np.array([list(row) for row in code.matrix_iter(border=0, verbose=True)])
     n = len(types)
     masks = part_masks(n)
-    assert n == qr_side(version) == 17 + 4 * version
+    assert n == QR.shape(version)[0] == 17 + 4 * version
     assert np.array_equal(masks["finder"], np.isin(types, FINDER_TYPES))
     # The definition is row 6 and column 6 minus the finders, so four separator modules belong to it; where
     # an alignment pattern sits on the line (version 7 on), segno calls those modules by its name.

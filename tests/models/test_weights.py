@@ -23,7 +23,8 @@ from heatproof.run.checks import check_study
 from heatproof.run.study import ResolvedStudy, open_study
 from heatproof.run.weights import Checkpoint, weights_hash
 from heatproof.studies.cose import CoseSettings, cose_study
-from heatproof.studies.localise import LocaliseSettings, localise_study
+from heatproof.studies.localise.protocol import localise_study
+from heatproof.studies.localise.settings import LocaliseSettings
 from tiny_study import make_study, write_study
 
 NAMED = """

@@ -17,11 +17,10 @@ import heatproof as hp
 from heatproof.errors import HeatproofError, InputError
 from heatproof.models.layers import find_module
 from heatproof.report import figures
-from heatproof.studies.localise import FlagThresholds, localise_study
 from heatproof.studies.localise.images import AMBIGUOUS, LIVING, SUBTREES, class_groups, excluded
-from heatproof.studies.localise.protocol import _config
+from heatproof.studies.localise.protocol import _config, localise_study
 from heatproof.studies.localise.results import crossing, swept_methods
-from heatproof.studies.localise.settings import counts
+from heatproof.studies.localise.settings import FlagThresholds, counts
 
 NAMES = [f"class {k}" for k in range(1000)]
 

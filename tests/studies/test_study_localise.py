@@ -19,7 +19,7 @@ from PIL import Image
 
 import heatproof as hp
 from heatproof.cli import main
-from heatproof.cli.study_localise import localise_command
+from heatproof.cli.study import localise_command
 from heatproof.errors import HeatproofError, InputError
 from heatproof.explain import baselines as explain_baselines
 from heatproof.metrics.localisation import budget_masks
@@ -27,12 +27,13 @@ from heatproof.report.tables import number
 from heatproof.run import engine, worker
 from heatproof.run.config import toml
 from heatproof.store import RunFolder
-from heatproof.studies.localise import FlagThresholds, LocaliseSettings, localise_study, page, results
+from heatproof.studies.localise import results
 from heatproof.studies.localise import results as rules
 from heatproof.studies.localise.images import sift
 from heatproof.studies.localise.panels import pick_cases, pick_confused
+from heatproof.studies.localise.protocol import localise_study
 from heatproof.studies.localise.results import LocaliseResults, macro_value, read_scores
-from heatproof.studies.localise.settings import BASELINES, FLOORS
+from heatproof.studies.localise.settings import BASELINES, FLOORS, FlagThresholds, LocaliseSettings
 from heatproof.types import Maps
 from tiny_study import make_study
 
@@ -192,7 +193,8 @@ def test_baselines_are_the_library_s() -> None:
 def test_the_page_says_what_was_left_and_what_was_found(finished: Any, scored: LocaliseResults) -> None:
     page = finished[1].page.read_text()
     assert "7 whose box covers 10% to 80% of the image" in page
-    assert results.order_text(results.orders(scored)) in page
+    agree = sum(order.agrees for order in results.orders(scored))
+    assert f"LIME on all five means. Here it is ahead on {agree} of 5" in page
     assert "faithfulness.png" in page and (finished[0].out / "figures" / "budgets.svg").exists()
     assert (finished[0].out / "tables" / "classes.csv").read_text().count("\n") == 1 + 3 * 5
 
@@ -224,7 +226,7 @@ def test_published_classes_give_all_published_means(papers: dict[str, Any]) -> N
     ]
     classes = {int(c): v[0] for c, v in thesis["t2"].items()}
     sizes = {int(c): v[1] for c, v in thesis["t2"].items()}
-    rows = page.class_rows(classes, sizes, columns)
+    rows = results.class_rows(classes, sizes, columns)
     means = [number(cell) for cell in rows[-1][3:]]
     assert means == pytest.approx([*thesis["t2_mean"], *thesis["t3_mean"]], abs=1e-12)
     box, mask, pointing = means[0:2], means[2:4], means[4:6]
@@ -321,7 +323,7 @@ def test_flags_are_raised_where_the_rule_says(
 def test_thresholds_are_settings() -> None:
     loose = FlagThresholds(low_insertion=0.1, confident=0.95, overlap=0.5)
     assert not rules.raise_flags(one_image(insertion=0.2, guess=1), {"a": 0.51}, loose)
-    assert "below 0.1" in page.flag_count_table([], one_image(), loose).markdown()
+    assert "below 0.1" in results.flag_count_table([], one_image(), loose).markdown()
 
 
 def test_overlap_equals_sets_of_pixels() -> None:
@@ -418,11 +420,14 @@ def test_the_report_is_rebuilt_without_a_model(
 ) -> None:
     monkeypatch.setattr(hp.Model, "forward", lambda *_: pytest.fail("the model was asked"))
     flags = rules.find_flags(scored, RunFolder.open(finished[0].out / "run"), finished[0].thresholds)
-    tables = [*page.report_tables(scored, {}), page.flag_count_table(flags, scored, finished[0].thresholds)]
+    tables = [
+        *results.report_tables(scored, {}),
+        results.flag_count_table(flags, scored, finished[0].thresholds),
+    ]
     assert {table.name: table.csv() for table in tables if table} == {
         name: table.csv() for name, table in finished[1].book.tables.items()
     }
-    assert set(page.report_figures(scored)) == set(finished[1].book.figures)
+    assert set(results.report_figures(scored)) == set(finished[1].book.figures)
 
 
 @pytest.mark.usefixtures("one_format")

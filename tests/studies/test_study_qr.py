@@ -20,26 +20,26 @@ import heatproof as hp
 from heatproof.cli import main
 from heatproof.images.codes import EDITS, MANIFEST, make_codes
 from heatproof.images.distort import DISTORTIONS, SEVERITIES
+from heatproof.report.pieces import TEMPLATES
 from heatproof.report.tables import Table, Value, number
 from heatproof.store import RunFolder
 from heatproof.studies.common import mean_value
-from heatproof.studies.qr import QrSettings
-from heatproof.studies.qr import results as published
-from heatproof.studies.qr.page import floor_text, leakage_answer, seed_text
+from heatproof.studies.qr.page import flipped, floors, leakage
 from heatproof.studies.qr.protocol import Probe
 from heatproof.studies.qr.results import (
     Columns,
     Results,
     apart,
     curve_value,
-    flips,
     ours,
     over_seeds,
+    published_rows,
     qr_table,
     read_columns,
     rho_value,
     seed_value,
 )  # fmt: skip
+from heatproof.studies.qr.settings import QrSettings
 from heatproof.studies.qr.trainings import Trained
 from heatproof.train import DEPTHS, REGIMES, Epoch, History
 
@@ -51,6 +51,9 @@ TINY = [
     "--causal", "6", "--threads", "1", "--device", "cpu", "--methods", "gradcam,eigengradcam",
 ]  # fmt: skip
 SHORT = [*TINY, "--no-depth-study", "--no-ablation", "--no-figures"]
+
+
+ANSWERS: Any = TEMPLATES.get_template("studies/qr/answers.md").module
 
 
 def study(*arguments: Any) -> Any:
@@ -171,9 +174,9 @@ def test_published_rows_are_shown_as_published(finished: Path, papers: dict[str,
         golden = papers["cambench"]["table2"][f"R50|{short[row['regime']]}"][names[row["method"]]]
         assert numbers == golden
     for backbone, mark in (("ResNet-50", "R50"), ("ConvNeXt-B", "CNX")):
-        for regime, method in itertools.product(REGIMES, names):
+        for regime, method, *_, score in published_rows("coverage", backbone):
             golden = papers["cambench"]["structure_score_fig5"][f"{mark}|{short[regime]}|{names[method]}"]
-            assert published.mass_score(backbone, regime, method) == pytest.approx(golden, abs=1e-9)
+            assert score == pytest.approx(golden, abs=1e-9)
     # No published row is marked as the best: none competes.
     page = (finished / "tables" / "table-2.md").read_text().splitlines()
     assert not any("**" in line for line in page if line.startswith("| paper"))
@@ -181,16 +184,13 @@ def test_published_rows_are_shown_as_published(finished: Path, papers: dict[str,
 
 
 def test_the_paper_contradicts_itself_as_the_page_says() -> None:
-    zero = {published.TABLE_6[0.0, alpha] for alpha in (0.0, 0.25, 0.5)}
-    assert len(zero) == 3
-    leaks = [numbers[0] for numbers in published.TABLE_2["ResNet-50"]["ft-leakmin"].values()]
-    assert max(leaks) == 0.039 < published.TABLE_6[0.25, 0.25][0]
-    for backbone in published.TABLE_2:
-        gains = {
-            m: published.mass_score(backbone, "ft-leakmin", m)
-            > published.mass_score(backbone, "ft-struct", m)
-            for m in published.TABLE_2[backbone]["zs"]
-        }
+    cells = {row[1:3]: row[3:] for row in map(tuple, published_rows("table-6", ""))}
+    assert len({cells[0.0, alpha] for alpha in (0.0, 0.25, 0.5)}) == 3
+    rows = published_rows("table-2", "ResNet-50")
+    assert max(row[2] for row in rows if row[0] == "ft-leakmin") == 0.039 < cells[0.25, 0.25][0]
+    for backbone in ("ResNet-50", "ConvNeXt-B"):
+        scores = {tuple(row[:2]): row[-1] for row in published_rows("coverage", backbone)}
+        gains = {m: scores["ft-leakmin", m] > scores["ft-struct", m] for r, m in scores if r == "zs"}
         assert gains == {"layercam": False, "eigengradcam": False, "xgradcam": True}
 
 
@@ -306,16 +306,17 @@ def test_the_order_of_methods_does_not_change_with_the_seed_beyond_its_intervals
     several = [drawn(leaks, seed) for seed in range(5)]
     orders = {tuple(sorted(leaks, key=lambda m: number(ours(t, "zs", "BL")[m]))) for t in several}
     assert len(orders) > 1  # the bare order does change
-    assert flips(several, "BL") == [] and "No two methods" in seed_text(several)
+    assert flipped(several) == [] and "No two methods" in ANSWERS.seeds([])
     over = ours(over_seeds(several), "zs", "BL")
     assert apart(over["gradcam"], over["layercam"]) == -1 and apart(over["gradcam"], over["xgradcam"]) == 0
     turned = [*several, drawn({"gradcam": 0.5, "layercam": 0.3, "xgradcam": 0.31}, 9)]
-    assert ("zs", "gradcam", "layercam") in flips(turned, "BL") and "change places" in seed_text(turned)
+    pairs = flipped(turned)
+    assert "BL: gradcam and layercam under zs" in pairs and "change places" in ANSWERS.seeds(pairs)
 
 
 def test_floors_that_are_beaten_are_counted() -> None:
     leaks = {"gradcam": 0.2, "layercam": 0.8, "random": 0.5, "edges": 0.2}
-    text = floor_text(drawn(leaks, 0, codes=400))
+    text = ANSWERS.floors(floors(drawn(leaks, 0, codes=400)))
     assert "BL: random by 3, edges by 0 of 6" in text and "FMR: random by 3, edges by 3 of 6" in text
 
 
@@ -351,14 +352,14 @@ def test_the_answer_about_leakage_follows_the_intervals() -> None:
     for row in rows:
         if row[:3] == ["ours", "ft-leakmin", "gradcam"]:
             row[place] = Value(0.1, (0.05, 0.15), 80)
-    answer = leakage_answer(Table("t", "t", lower.columns, tuple(map(tuple, rows))))
+    answer = ANSWERS.leakage(**leakage(Table("t", "t", lower.columns, tuple(map(tuple, rows)))))
     assert "lower beyond both intervals for 1 of 2 methods, higher for 0" in answer
     assert "90.0% → 90.0%, not more than one point lost" in answer and "No method's maps go empty" in answer
     blank = [column.name for column in lower.columns].index("empty maps")
     for row in rows:
         if row[0] == "ours":
             row[blank] = 0.6 if row[1:3] == ["ft-leakmin", "gradcam"] else 0.0
-    answer = leakage_answer(Table("t", "t", lower.columns, tuple(map(tuple, rows))))
+    answer = ANSWERS.leakage(**leakage(Table("t", "t", lower.columns, tuple(map(tuple, rows)))))
     assert "**Maps go empty**" in answer and "gradcam 0% → 60%." in answer
 
 

@@ -53,6 +53,9 @@ MODULES = {  # of commands that share a module or have another name than it
     "list": "listing", "init": "run", "score": "audit", "gate": "verdict", "compare": "report",
     **dict.fromkeys(("sql", "export", "serve", "verify"), "read"),
 }  # fmt: skip
+STUDIES = {
+    "cscore": "study_cscore", "cose": "study_cose", **dict.fromkeys(("qr", "localise", "contrast"), "study"),
+}  # fmt: skip
 PROTOCOLS = {
     "cscore": "Are the maps of a class consistent over training?",
     "qr": "Do the maps mark the functional patterns of QR codes?",
@@ -65,20 +68,18 @@ PROTOCOLS = {
 class LateGroup(click.Group):
     """A group of commands that are imported when they are called; its help imports none of them.
 
-    sections: a line about each command, by heading and name. modules: pattern of the modules' names; renamed:
-    commands in a module of another name.
+    sections: a line about each command, by heading and name. renamed: commands in a module of another name.
     """
 
     def __init__(
         self,
         *args: Any,
         sections: Mapping[str, Mapping[str, str]],
-        modules: str = "heatproof.cli.{}",
         renamed: Mapping[str, str] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self.sections, self.modules, self.renamed = sections, modules, renamed or {}
+        self.sections, self.renamed = sections, renamed or {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         late = [name for lines in self.sections.values() for name in lines]
@@ -87,7 +88,7 @@ class LateGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in self.commands or cmd_name not in self.list_commands(ctx):
             return super().get_command(ctx, cmd_name)
-        module = importlib.import_module(self.modules.format(self.renamed.get(cmd_name, cmd_name)))
+        module = importlib.import_module(f"heatproof.cli.{self.renamed.get(cmd_name, cmd_name)}")
         command: click.Command = getattr(module, f"{cmd_name}_command", None) or getattr(
             module, f"{cmd_name}_group"
         )
@@ -189,7 +190,7 @@ def main(debug: bool) -> None:
     """
 
 
-@main.group("study", cls=LateGroup, sections={"Protocols": PROTOCOLS}, modules="heatproof.cli.study_{}")
+@main.group("study", cls=LateGroup, sections={"Protocols": PROTOCOLS}, renamed=STUDIES)
 def study_group() -> None:
     """Run one of the protocols end to end: data, maps, scores, tables, figures, conclusions.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
@@ -193,6 +194,12 @@ def arguments(settings: type, given: Mapping[str, Any]) -> dict[str, Any]:
             name = field.name.replace("_", "-")
             raise InputError(f"--{name} is missing; name it on the command line or in FILE.toml")
     return values
+
+
+def study_help(study: str) -> str:
+    """The help text of a study's command, with \\b before paragraphs that are not wrapped."""
+    text = files(f"heatproof.studies.{study}").joinpath("help.txt").read_text(encoding="utf-8")
+    return text.replace("\\b\n", "\b\n")
 
 
 def finish_study(

@@ -7,40 +7,14 @@ from typing import Any
 import click
 
 from heatproof.cli._console import console, errors, say, steps
-from heatproof.cli._study import PlacedCommand, finish_study, terminal_table
+from heatproof.cli._study import PlacedCommand, finish_study, study_help, terminal_table
 from heatproof.studies.contrast.settings import ContrastSettings
 
 
-@click.command("contrast", cls=PlacedCommand, settings=ContrastSettings)
+@click.command("contrast", cls=PlacedCommand, settings=ContrastSettings, help=study_help("contrast"))
 @click.pass_context
 def contrast_command(ctx: click.Context, given: dict[str, Any]) -> None:
-    """Test with planted evidence which heatmaps show what MODEL uses on IMAGES.
-
-    A token (a small tag) is planted in images of one class. Two copies of the network are trained further: A
-    learns to use the token, B sees the same images without it. To check this, the token is pasted into other
-    images: it must change A's prediction in at least 90 % of them and B's in at most 10 %. Then both explain
-    the same new images. A method follows the network if its maps mark the token under A and not under B: AUC
-    near 1. Control maps (random, edges, centre) have AUC 0.5.
-
-    IMAGES is a folder with a folder of images for each class, at least 20 of the class with the token and 20
-    of others. Your model and images are not changed. A small network takes minutes on a CPU.
-
-    \b
-    Written to the folder --out; the same command resumes a stopped test:
-      page.html       answers, scores with intervals, images with their maps under A and B
-      contrast.json   the same for programs; contrast.csv
-      strength-100/   both trained copies, scores per image, maps of the images shown
-
-    \b
-    Examples:
-      heatproof contrast net.py:make pictures --checkpoint best.pt --positive pneumonia
-      heatproof contrast torchvision:resnet50 pictures --checkpoint best.pt --token tint --device cuda
-      heatproof contrast net.py:make pictures --strength 1,0.8,0.5,0.2 --methods "gradcam,lime(samples=300)"
-      heatproof contrast net.py:make pictures --token sticker.png --token-size 0.2
-
-    The exit code is 1 if planting failed at every strength, so that no method is judged. With settings in a
-    file: heatproof study contrast FILE.toml.
-    """
+    """Which heatmaps show planted evidence."""
     run_contrast(ctx, given)
 
 

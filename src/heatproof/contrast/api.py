@@ -148,18 +148,19 @@ def contrast(
             "no strength is named; write the share of the positives that get the token, such as 1"
         )
     images = pictures if isinstance(pictures, Labelled) else labelled(model, pictures, labels)
-    number = None if positive is None else _class_number(positive, images.names)
+    if isinstance(positive, str):
+        known = [images.names.get(k, "") for k in range(max(images.names, default=-1) + 1)]
+        positive = int(positive) if positive.isdecimal() else min(class_numbers([positive], known))
     points: list[ContrastPoint] = []
     for share in strengths:
         place = None if out is None else Path(out) / f"strength-{round(100 * share):03d}"
         report = None if progress is None else partial(progress, share)
         pair = make_pair(
-            model, images.images, images.labels, token, number, share, seed, place, report, ids=images.ids,
+            model, images.images, images.labels, token, positive, share, seed, place, report, ids=images.ids,
             carriers=carriers, epochs=epochs, lr=lr,
         )  # fmt: skip
-        scores = (
-            _scores(pair, methods, layer, place, report and partial(report, "maps")) if pair.holds else {}
-        )
+        heard = report and partial(report, "maps")
+        scores = _scores(pair, methods, layer, place, heard) if pair.holds else {}
         if not points:
             examples = pixels(pair.images[:SHOWN], model.preprocess)
         points.append(ContrastPoint(share, pair.planting, pair.epochs, scores))
@@ -184,38 +185,23 @@ def labelled(
         raise InputError(f"{pictures} has no class folders; put the images of each class into one of its own")
     model.check_channels()
     loaded = list(batches(source, model.preprocess, 64))
-    images, classes = (
-        torch.cat(part) for part in zip(*((b.images, b.labels) for b, _ in loaded), strict=True)
-    )
+    images = torch.cat([batch.images for batch, _ in loaded])
+    classes = [int(label) for batch, _ in loaded if batch.labels is not None for label in batch.labels]
     with refusal_in_a_sentence(model, images[:1]):
         count = max(2, model.logits(images[:1]).shape[1])
-    named, used = dict(enumerate(source.classes)), set(classes.tolist())
+    named, used = dict(enumerate(source.classes)), set(classes)
     numbers = model_classes(named, used, model.classes, count, model.name)
     return Labelled(
-        images,
-        torch.tensor([numbers[label] for label in classes.tolist()]),
-        tuple(name for batch, _ in loaded for name in batch.ids),
-        {numbers[k]: named[k] for k in used},
+        images, torch.tensor([numbers[label] for label in classes]),
+        tuple(name for batch, _ in loaded for name in batch.ids), {numbers[k]: named[k] for k in used},
         tuple(failure for _, failed in loaded for failure in failed),
-    )
-
-
-def _class_number(positive: int | str, names: Mapping[int, str]) -> int:
-    if isinstance(positive, str) and positive.isdecimal():
-        positive = int(positive)
-    if isinstance(positive, int):
-        return positive
-    known = [names.get(k, "") for k in range(max(names, default=-1) + 1)]
-    return min(class_numbers([positive], known))
+    )  # fmt: skip
 
 
 def _scores(
-    pair: Pair,
-    methods: str | Sequence[str],
-    layer: str | Sequence[str] | None,
-    place: Path | None,
+    pair: Pair, methods: str | Sequence[str], layer: str | Sequence[str] | None, place: Path | None,
     progress: Callable[[int], Any] | None,
-) -> dict[str, ContrastScore]:
+) -> dict[str, ContrastScore]:  # fmt: skip
     """Scores of a pair; stored ones are read, and only missing methods are computed."""
     wanted = [request.text for request in read_methods(methods)]
     known = {} if place is None else _stored(place, layer, pair.seed)
@@ -229,9 +215,7 @@ def _scores(
 
 def _store(place: Path, layer: Any, scores: Mapping[str, ContrastScore]) -> None:
     rows = {m: {"a": s.a.tolist(), "b": s.b.tolist(), "blank": s.blank} for m, s in scores.items()}
-    maps = {
-        f"{m}/{which}": values for m, s in scores.items() for which, values in zip("ab", s.maps, strict=False)
-    }
+    maps = {f"{m}/{ab}": of for m, s in scores.items() for ab, of in zip("ab", s.maps, strict=False)}
 
     def write_maps(path: Path) -> None:
         with path.open("wb") as file:  # savez would add .npz to the name

@@ -165,11 +165,9 @@ def make_pair(
         lr: the learning rate of the first epoch.
     """
     model, token = as_model(model), as_token(token)
-    images, classes, count = _checked(model, pictures, labels)
-    names = tuple(ids) if ids is not None else tuple(map(str, range(len(images))))
+    images, classes, count, positive = _checked(model, pictures, labels, positive, strength)
+    names = tuple(map(str, range(len(images))) if ids is None else ids)
     same_length(ids=names, images=images)
-    positive = int(classes.mode().values) if positive is None else positive
-    _check_choice(classes, positive, strength)
     token.pixels((int(images.shape[-2]), int(images.shape[-1])))
     train, held_out = (part.to(images.device) for part in stratified_split(classes, HELD_OUT, seed))
     phase = Phase(epochs, lr, schedule="constant", clip=1.0, class_weights=BALANCED)
@@ -188,11 +186,9 @@ def make_pair(
     marked = token.plant(plain, [names[i] for i in tested.tolist()], model.preprocess, seed)[0]
     planting = Planting(*(flips(network, plain, marked, positive) for network in (a, b)))
     explained = _sample(held_out[is_positive], MOST_EXPLAINED, seed)
-    chosen = tuple(names[i] for i in explained.tolist())
-    marked, masks = token.plant(images[explained], chosen, model.preprocess, seed)
-    return Pair(
-        a, b, token, positive, strength, marked, images[explained], masks, chosen, planting, taken, seed
-    )
+    plain, chosen = images[explained], tuple(names[i] for i in explained.tolist())
+    marked, masks = token.plant(plain, chosen, model.preprocess, seed)
+    return Pair(a, b, token, positive, strength, marked, plain, masks, chosen, planting, taken, seed)
 
 
 @dataclass(eq=False)
@@ -333,26 +329,24 @@ def trainable_copy(model: Model) -> Model:
 
 
 def _checked(
-    model: Model, pictures: Tensor | ArrayLike | Sequence[Picture], labels: ArrayLike
-) -> tuple[Tensor, Tensor, int]:
-    """The images, their classes, and the number of classes of the network."""
+    model: Model, pictures: Tensor | ArrayLike | Sequence[Picture], labels: ArrayLike, positive: int | None,
+    strength: float,
+) -> tuple[Tensor, Tensor, int, int]:  # fmt: skip
+    """The images, their classes, the number of classes of the network, and the positive class."""
     images, classes = model.check_images(pictures), as_tensor(labels)
     if images.ndim > 4:
         raise InputError("the contrast test plants its token in images, and these are volumes")
     same_length(labels=classes, pictures=images)
     if classes.ndim != 1 or classes.is_floating_point() or int(classes.min()) < 0:
         raise InputError(f"labels are one class number per image, from 0 on; got {classes.dtype}")
-    count = max(2, model.logits(images[:1]).shape[1])
+    count, classes = max(2, model.logits(images[:1]).shape[1]), classes.long().cpu()
     model.head.need_one_class("the contrast test")
     if (highest := int(classes.max())) >= count:
         raise TargetError(
             f"an image has the label {highest}, but {model.name} has classes 0 to {count - 1}; give it a "
             "head for the images' classes"
         )
-    return images, classes.long().cpu(), count
-
-
-def _check_choice(classes: Tensor, positive: int, strength: float) -> None:
+    positive = int(classes.mode().values) if positive is None else positive
     members = int((classes == positive).sum())
     others = len(classes) - members
     if not members:
@@ -373,6 +367,7 @@ def _check_choice(classes: Tensor, positive: int, strength: float) -> None:
         raise InputError(
             f"strength is the share of the positives with the token, above 0 up to 1; got {strength}"
         )
+    return images, classes, count, positive
 
 
 def _sample(places: Tensor, most: int, seed: int) -> Tensor:

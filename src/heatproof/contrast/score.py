@@ -97,7 +97,7 @@ def contrast_scores(
     for method in explained[0]:
         both = [maps[method] for maps in explained]
         a, b = (inside_token(maps, pair.masks).cpu().double().numpy() for maps in both)
-        blank = (int(both[0].degenerate.sum()), int(both[1].degenerate.sum()))
+        blank = int(both[0].degenerate.sum()), int(both[1].degenerate.sum())
         examples = tuple(maps.values[:SHOWN].cpu().numpy() for maps in both)
         scores[method] = ContrastScore(method, a, b, blank, examples, pair.seed)
     a, b = (_drop(model, pair) for model in (pair.a, pair.b))

@@ -63,12 +63,9 @@ class Token:
 
     def pixels(self, image: tuple[int, int]) -> tuple[int, int]:
         """Height and width of the token on an image of this height and width."""
-        size, own = self.size or SIZES.get(self.kind), (1, 1)
-        if self.kind == "tag":
-            own = (3, 5)
-        elif self.kind not in SIZES:
-            opened = _open_file(self.kind)
-            own = (opened.height, opened.width)
+        size, own = self.size or SIZES.get(self.kind), (3, 5) if self.kind == "tag" else (1, 1)
+        if self.kind not in SIZES:
+            own = _open_file(self.kind).size[::-1]
         height, width = own
         if size is not None:
             scale = size * min(image) / max(own)
@@ -136,9 +133,8 @@ def _model_ready(colour: Tensor, images: Tensor, preprocess: Preprocess | None) 
 @lru_cache(maxsize=8)
 def _sprite(kind: str, height: int, width: int) -> tuple[Tensor, Tensor]:
     """Colours "3 h w" in [0, 1] and their opacity "h w"."""
-    if kind in SIZES:
-        drawn = {"tag": _tag, "texture": _stripes}.get(kind, _plain)(height, width)
-    else:
+    drawn = {"tag": _tag, "texture": _stripes}.get(kind, _plain)(height, width)
+    if kind not in SIZES:
         drawn = _open_file(kind)
     values = np.asarray(drawn.convert("RGBA").resize((width, height), Image.Resampling.BOX), np.float32) / 255
     colour, alpha = torch.from_numpy(values[..., :3].copy()).permute(2, 0, 1), values[..., 3].copy()

@@ -4,22 +4,13 @@ A positive is a real code (symbols.py), drawn with whole pixels per module and a
 somewhere in the image; because the geometry is known, the masks are exact. A negative has the same kind of
 background, plate and colours (patterns.py). Protocol: chakraborty2025cambench; varied backgrounds and a
 margin around the plate are there so that maps have an outside to leak into. Image i follows from the seed and
-i alone.
-
-`write_codes` writes files and a manifest that the csv source reads:
+i alone. `write_codes` writes files and a manifest that the csv source reads:
 
     OUT/manifest.csv             path, label (1: a code), kind, the box's corners, a mask_ column per part,
                                  and what was drawn: version, level, text, and, before a distortion, scale,
                                  quiet, top, left
     OUT/pictures/00000-qr.png
     OUT/masks/00000-finder.png   255 inside; codes only
-
-`make_scenes` draws several codes and distractors (negatives) in one image: the frame is cut into cells of
-equal size, with an object in each. `edit_finders` edits one finder pattern of each QR code:
-
-    remove   its pixels take the plate's light colour
-    move     and it is printed again in the background, off the plate; codes without room for it are left out
-    swap     it changes places with the data at the corner that has no finder
 """
 
 from __future__ import annotations
@@ -48,7 +39,11 @@ MANIFEST = "manifest.csv"
 PLACE = ("scale", "quiet", "top", "left")
 DRAWN = ("version", "level", "text")
 COLUMNS = ("path", "label", "kind", *CORNERS, *(MASK + part for part in PARTS), *DRAWN, *PLACE)
-EDITS = ("remove", "move", "swap")
+EDITS = (
+    "remove",  # a finder's pixels take the plate's light colour
+    "move",  # and it is printed again in the background; codes without room for it are left out
+    "swap",  # it changes places with the data at the corner that has no finder
+)
 
 
 class Spot(NamedTuple):
@@ -177,8 +172,7 @@ def find_spot(
         (side - free(side)) // 2 + int(random.integers(free(side) - long + 1))
         for side, long in zip(frame, plate, strict=True)
     )
-    rows, columns = modules.shape
-    spot = Spot(top + quiet * scale, left + quiet * scale, scale, quiet, (rows, columns))
+    spot = Spot(top + quiet * scale, left + quiet * scale, scale, quiet, modules.shape[:2])
     return spot, (random.uniform(0, 70, 3), random.uniform(185, 255, 3))
 
 
@@ -210,7 +204,7 @@ def versions_that_fit(
     """The versions given, all of which must fit, or those of the usual ones that do."""
     chosen = symbol.check_versions(versions)
     height, width = frame
-    if not (0 < height <= LARGEST_SIDE and 0 < width <= LARGEST_SIDE):
+    if not (min(frame) > 0 and max(frame) <= LARGEST_SIDE):
         raise InputError(f"an image's sides are 1 to {LARGEST_SIDE} pixels; got {height}x{width}")
     quiet = min(symbol.quiet_zones)
     fitting = tuple(v for v in chosen if largest_scale(symbol.shape(v), quiet, frame))
@@ -358,13 +352,12 @@ def edit_finders(codes: QRSet, kind: str, seed: int = 0) -> Edited:
         finders = find_objects(label(codes.masks["finder"][i])[0])
         if len(finders) != 3:
             continue
-        finder = finders[int(random.integers(3))]
-        target = None
+        finder, target = finders[int(random.integers(3))], None
         if kind != "remove":
             targets = list(_targets(kind, finder, finders, spot, image.shape[:2]))
             if not targets:
                 continue
-            target = targets[int(random.integers(len(targets)))] if kind == "move" else targets[0]
+            target = targets[int(random.integers(len(targets))) if kind == "move" else 0]
         pattern, light = image[finder].copy(), image[spot.plate][0, 0].copy()
         image[finder] = image[target].copy() if kind == "swap" and target else light
         before[i][finder] = done[i] = True
@@ -383,17 +376,12 @@ def _targets(
     lefts: Sequence[int] = range(frame[1] - width + 1)
     taken = [spot.plate]
     if kind == "swap":
-        tops, lefts = (
-            (spot.rows.start, spot.rows.stop - height),
-            (spot.columns.start, spot.columns.stop - width),
-        )
-        taken = finders
+        (top, bottom), (left, right) = ((of.start, of.stop) for of in (spot.rows, spot.columns))
+        tops, lefts, taken = (top, bottom - height), (left, right - width), finders
     for top, left in product(tops, lefts):
-        if not any(
-            top < rows.stop
-            and rows.start < top + height
-            and left < columns.stop
-            and columns.start < left + width
-            for rows, columns in taken
-        ):
-            yield slice(top, top + height), slice(left, left + width)
+        block = slice(top, top + height), slice(left, left + width)
+        overlaps = (
+            [a.start < b.stop and b.start < a.stop for a, b in zip(block, of, strict=True)] for of in taken
+        )
+        if not any(map(all, overlaps)):
+            yield block

@@ -115,8 +115,7 @@ def find_photos(photos: str | Path | Sequence[Any] | None) -> Photos:
 
 def checkerboard(random: Random, symbol: Symbol, version: int) -> Modules:
     cell = int(random.integers(1, 5))
-    rows, columns = np.indices(symbol.shape(version)) // cell
-    return np.asarray((rows + columns) % 2 == 0)
+    return np.asarray((np.indices(symbol.shape(version)) // cell).sum(0) % 2 == 0)
 
 
 def clutter(random: Random, symbol: Symbol, version: int) -> Modules:
@@ -132,12 +131,11 @@ def clutter(random: Random, symbol: Symbol, version: int) -> Modules:
 
 def barcode(random: Random, symbol: Symbol, version: int) -> Modules:
     """Bars one to four modules wide, as linear barcodes have them, upright or lying."""
-    tall, wide = symbol.shape(version)
-    upright = random.random() < 0.5
-    n = wide if upright else tall
+    shape, upright = symbol.shape(version), random.random() < 0.5
+    n = shape[upright]
     edges = np.cumsum(random.integers(1, 5, n))
     bars = np.searchsorted(edges, np.arange(n), side="right") % 2 == 0
-    return np.broadcast_to(bars if upright else bars[:, None], (tall, wide)).copy()
+    return np.broadcast_to(bars if upright else bars[:, None], shape).copy()
 
 
 def stripes(random: Random, symbol: Symbol, version: int) -> Modules:
@@ -173,10 +171,5 @@ NEGATIVES: dict[str, Callable[[Random, Symbol, int], Modules]] = {
 
 
 def negatives_of(symbol: Symbol) -> list[str]:
-    """Kinds of negatives for a symbol: bars are too much like a barcode to be a negative of it.
-
-    >>> from heatproof.images.symbols import SYMBOLS
-    >>> negatives_of(SYMBOLS["barcode"])
-    ['checkerboard', 'clutter', 'stripes', 'finderless', 'shuffled']
-    """
+    """Kinds of negatives for a symbol: bars are too much like a barcode to be a negative of it."""
     return [kind for kind in NEGATIVES if kind != symbol.name]

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -113,6 +113,11 @@ def square(side: Callable[[int], int]) -> Callable[[int], tuple[int, int]]:
     return lambda version: (side(version), side(version))
 
 
+def listed(numbers: Sequence[int]) -> Callable[..., int]:
+    """A function of the version, and of a level that does not matter."""
+    return lambda version, level="": numbers[version - 1]
+
+
 def too_long(title: str, text: str, version: int, capacity: str = "") -> InputError:
     """The error of every encoder for a text that does not fit."""
     return InputError(
@@ -121,36 +126,25 @@ def too_long(title: str, text: str, version: int, capacity: str = "") -> InputEr
     )
 
 
-def qr_side(version: int) -> int:
-    """Modules along one side.
-
-    >>> [qr_side(v) for v in (1, 6)]
-    [21, 41]
-    """
-    return 17 + 4 * version
-
-
 @cache
 def capacity(version: int, level: str) -> int:
-    """Alphanumeric characters that fit into a QR code, by segno's tables."""
-    need("segno", "dev")
-    from segno import consts, encoder
-
-    table: Any = consts.SYMBOL_CAPACITY
-    bits = table[version][consts.ERROR_MAPPING[level]]
-
-    def fits(characters: int) -> bool:
-        segments = encoder.prepare_data("A" * characters, consts.MODE_ALPHANUMERIC, None)
-        return bool(segments.bit_length_with_overhead(version, False) <= bits)
-
-    most = bits * 2 // 11  # eleven bits hold two characters; the header takes a few away
-    return next(n for n in range(most, 0, -1) if fits(n))
+    """Alphanumeric characters that fit into a QR code: two in 11 bits, a last one in 6."""
+    consts = need("segno", "dev").consts
+    header = 4 + (9 if version < 10 else 11 if version < 27 else 13)
+    pairs, left = divmod(consts.SYMBOL_CAPACITY[version][consts.ERROR_MAPPING[level]] - header, 11)
+    return int(2 * pairs + (left >= 6))
 
 
-def qr_text(random: Random, version: int, level: str) -> str:
-    """A text that the next smaller version could not hold."""
-    shortest = SHORTEST_TEXT if version == 1 else capacity(version - 1, level) + 1
-    return "".join(random.choice(ALPHABET, int(random.integers(shortest, capacity(version, level) + 1))))
+def text_maker(
+    letters: np.ndarray, capacity: Callable[[int, str], int], shortest: int = 1
+) -> Callable[[Random, int, str], str]:
+    """A function that draws a text which fits a version and exceeds the next smaller one."""
+
+    def random_text(random: Random, version: int, level: str) -> str:
+        least = capacity(version - 1, level) + 1 if version > 1 else shortest
+        return "".join(random.choice(letters, random.integers(least, capacity(version, level) + 1)))
+
+    return random_text
 
 
 def encode_qr(text: str, version: int, level: str = "M", random: Random | None = None) -> Modules:
@@ -189,33 +183,14 @@ def _parts(finder: Modules, timing: Modules) -> dict[str, Modules]:
 
 
 def aztec_side(layers: int) -> int:
-    """Modules along one side.
-
-    >>> [aztec_side(layers) for layers in (1, 4, 5, 8)]
-    [19, 31, 37, 49]
-    """
     base = 14 + 4 * layers
     return base + 1 + 2 * ((base // 2 - 1) // 15)
 
 
 def barcode_shape(version: int) -> tuple[int, int]:
-    """Rows and columns: start, the characters, a check character, stop.
-
-    >>> barcode_shape(3)
-    (27, 68)
-    """
+    """Rows and columns: start, the characters, a check character, stop."""
     columns = CHARACTER * (version + 2) + STOP_COLUMNS
     return 2 * columns // 5, columns
-
-
-def text_maker(letters: np.ndarray, capacity: Sequence[int]) -> Callable[[Random, int, str], str]:
-    """A function that draws a text which fits a version and exceeds the next smaller one."""
-
-    def random_text(random: Random, version: int, level: str) -> str:
-        least = capacity[version - 2] + 1 if version > 1 else 1
-        return "".join(random.choice(letters, random.integers(least, capacity[version - 1] + 1)))
-
-    return random_text
 
 
 def barcode_text(random: Random, version: int, level: str) -> str:
@@ -250,22 +225,12 @@ def zxing_encoder(name: str, kind: str, offset: int = 0) -> Callable[..., Module
 
 
 def aztec_parts(modules: Modules) -> dict[str, Modules]:
-    """Masks of the parts of an Aztec code.
-
-    >>> {part: int(mask.sum()) for part, mask in aztec_parts(np.zeros((31, 31), bool)).items()}
-    {'finder': 169, 'timing': 32, 'box': 961}
-    """
     rows, columns = np.indices(modules.shape) - len(modules) // 2
     ring = np.maximum(abs(rows), abs(columns))
     return _parts(ring <= BULLSEYE, ((rows % 16 == 0) | (columns % 16 == 0)) & (ring > CORE))
 
 
 def matrix_parts(modules: Modules) -> dict[str, Modules]:
-    """Masks of the parts of a Data Matrix.
-
-    >>> {part: int(mask.sum()) for part, mask in matrix_parts(np.zeros((26, 26), bool)).items()}
-    {'finder': 51, 'timing': 49, 'box': 676}
-    """
     side = len(modules)
     region = side if side <= 26 else side // 2
     finder, timing = np.zeros((2, side, side), bool)
@@ -282,11 +247,11 @@ def barcode_parts(modules: Modules) -> dict[str, Modules]:
 
 AZTEC = register(Symbol(
     "aztec", "Aztec code", range(1, 9), range(1, 5), square(aztec_side),
-    text_maker(LETTERS, AZTEC_LETTERS), zxing_encoder("aztec", "Aztec", offset=4), aztec_parts,
+    text_maker(LETTERS, listed(AZTEC_LETTERS)), zxing_encoder("aztec", "Aztec", offset=4), aztec_parts,
 ))  # fmt: skip
 DATA_MATRIX = register(Symbol(
     "datamatrix", "Data Matrix", range(1, 15), range(1, 10),
-    square(lambda version: MATRIX_SIDES[version - 1]), text_maker(ALPHABET, MATRIX_WORDS),
+    square(listed(MATRIX_SIDES)), text_maker(ALPHABET, listed(MATRIX_WORDS)),
     zxing_encoder("datamatrix", "DataMatrix"), matrix_parts,
 ))  # fmt: skip
 BARCODE = register(Symbol(
@@ -295,6 +260,7 @@ BARCODE = register(Symbol(
     linear=True, quiet_zones=(10,),  # as the standard requires: without it the guards are not read
 ))  # fmt: skip
 QR = register(Symbol(
-    "qr", "QR code", range(1, 41), range(1, 7), square(qr_side), qr_text, encode_qr,
+    "qr", "QR code", range(1, 41), range(1, 7), square(lambda version: 17 + 4 * version),
+    text_maker(ALPHABET, capacity, SHORTEST_TEXT), encode_qr,
     lambda modules: part_masks(len(modules)), LEVELS,
 ))  # fmt: skip

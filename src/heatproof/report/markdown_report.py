@@ -17,7 +17,9 @@ from typing import Any
 from heatproof.disk import write_whole
 from heatproof.report.figures import save
 from heatproof.report.pieces import TEMPLATES
-from heatproof.report.tables import Table
+from heatproof.report.tables import Table, cell_text
+
+TEMPLATES.filters["cell"] = cell_text
 
 
 @dataclass

@@ -22,7 +22,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from heatproof.contrast.api import FLOORS, Contrast, ContrastPoint, ProgressCallback, contrast, labelled
-from heatproof.contrast.score import SHOWN, TOKEN_REMOVED, ContrastScore
+from heatproof.contrast.score import SHOWN, TOKEN_REMOVED
 from heatproof.contrast.tokens import Token
 from heatproof.disk import write_whole
 from heatproof.explain.floors import is_floor
@@ -41,16 +41,17 @@ from heatproof.report.pieces import (
     policy,
     with_sub,
 )
-from heatproof.report.tables import Cell, Column, Table, Value
+from heatproof.report.tables import Table, Value
 from heatproof.run.checks import input_warnings, listed_classes
 from heatproof.show import address, overlay
-from heatproof.studies.common import floor_rows, with_floors
+from heatproof.studies.common import TableFile, with_floors
 from heatproof.studies.contrast.settings import ContrastSettings
 from heatproof.types import Maps
 from heatproof.verdict.answers import without_nan
 
 SIDE = 112  # pixels of an image in a strip
 SCHEMA = 1
+TABLES = TableFile("heatproof.studies.contrast")
 
 
 @dataclass(frozen=True)
@@ -90,30 +91,16 @@ def contrast_study(
         token=token, positive=settings.positive, strength=settings.strength, seed=settings.seed,
         out=settings.out, progress=progress, epochs=settings.epochs, lr=settings.lr,
     )  # fmt: skip
-    table = contrast_table(result)
-    page = settings.out / "page.html"
-    numbers = json.dumps(as_json(result), indent=1) + "\n"
-    out = settings.out
-    write_whole(
-        {out / "contrast.json": numbers, out / "contrast.csv": table.csv(), page: contrast_page(result)}
-    )
-    return ContrastOutcome(page, table, result)
-
-
-def contrast_table(result: Contrast) -> Table:
-    """A row for each strength and method."""
-    rows: list[tuple[Cell, ...]] = [
+    rows = [
         (f"{point.strength:.0%}", s.method, Value(s.auc, s.interval, s.n), s.seen, *s.blank)
         for point in result.points
         for s in point.scores.values()
     ]
-    columns = (
-        Column("positives with the token", ".0%"), Column("method"), Column("AUC of A against B"),
-        Column("seen", ".0%"), Column("blank maps of A"), Column("of B"),
-    )  # fmt: skip
-    floors = floor_rows(str(row[1]) for row in rows)
-    title = f"Which maps of {result.model} show the {result.token.name} that only A uses"
-    return Table("contrast", title, columns, tuple(rows), unranked=floors)
+    made = TABLES.fill("contrast", rows, result=result)
+    page, numbers = settings.out / "page.html", json.dumps(as_json(result), indent=1) + "\n"
+    content = {page: contrast_page(result), settings.out / "contrast.csv": made.csv()}
+    write_whole({settings.out / "contrast.json": numbers, **content})
+    return ContrastOutcome(page, made, result)
 
 
 def as_json(result: Contrast) -> dict[str, Any]:
@@ -123,7 +110,13 @@ def as_json(result: Contrast) -> dict[str, Any]:
             "strength": point.strength, "epochs": point.epochs, "holds": point.holds,
             "sentence": point.planting.sentence,
             "planted": point.planting.a._asdict(), "clean": point.planting.b._asdict(),
-            "methods": {method: _numbers(score) for method, score in point.scores.items()},
+            "methods": {
+                method: {
+                    "auc": s.auc, "low": s.interval[0], "high": s.interval[1], "seen": s.seen, "n": s.n,
+                    "shows": s.shows, "blank_a": s.blank[0], "blank_b": s.blank[1],
+                }
+                for method, s in point.scores.items()
+            },
         }
         for point in result.points
     ]  # fmt: skip
@@ -134,51 +127,23 @@ def as_json(result: Contrast) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _numbers(score: ContrastScore) -> dict[str, Any]:
-    low, high = score.interval
-    return {
-        "auc": score.auc, "low": low, "high": high, "seen": score.seen, "n": score.n, "shows": score.shows,
-        "blank_a": score.blank[0], "blank_b": score.blank[1],
-    }  # fmt: skip
-
-
 def contrast_page(result: Contrast) -> str:
     """The page as HTML."""
+    answers = []
+    for method in result.methods:
+        if method != TOKEN_REMOVED and not is_floor(method):
+            scores = [point.scores[method] for point in result.points if method in point.scores]
+            differs = any(score.interval[0] > 0.5 for score in scores)
+            best = max(score.auc for score in scores)
+            answers.append((method, result.shown_from(method), best, differs))
     judged = sum(bool(point.scores) for point in result.points)
     content = {
-        "this": result,
-        "policy": policy(""),
-        "style": Markup(asset("page.css")),
-        "answers": answers(result),
+        "this": result, "policy": policy(""), "style": Markup(asset("page.css")), "answers": answers,
         "tables": [(point, table(point)) for point in result.points],
         "curves": _curves(result) if judged > 1 else None,
         "strips": [(m, address(strip(result, m))) for m, score in result.scores.items() if score.maps],
-    }
+    }  # fmt: skip
     return str(fill("contrast", content, "studies/contrast"))
-
-
-def answers(result: Contrast) -> list[str]:
-    """What each method shows, in a sentence."""
-    sentences = []
-    for method in result.methods:
-        if method == TOKEN_REMOVED or is_floor(method):
-            continue
-        least = result.shown_from(method)
-        best = max(point.scores[method].auc for point in result.points if method in point.scores)
-        if least is not None:
-            sentences.append(
-                f"{method} shows the {result.token.name} once it is in {least:.0%} of the positives."
-                if len(result.points) > 1
-                else f"{method} shows the {result.token.name}."
-            )
-        elif any(p.scores[method].interval[0] > 0.5 for p in result.points if method in p.scores):
-            sentences.append(
-                f"{method} distinguishes the networks (AUC {best:.2f}), but the {result.token.name} is not "
-                "visible in most of its maps."
-            )
-        else:
-            sentences.append(f"{method} does not distinguish the networks (AUC {best:.2f}).")
-    return sentences
 
 
 def table(point: ContrastPoint) -> Grid | None:
@@ -187,18 +152,13 @@ def table(point: ContrastPoint) -> Grid | None:
     rows = []
     for score in point.scores.values():
         kind = "floor" if is_floor(score.method) else "control" if score.method == TOKEN_REMOVED else ""
-        low, high = score.interval
-        seen = "–" if math.isnan(score.seen) else f"{score.seen:.0%}"
-        rows.append(
-            [
-                with_sub(named(score.method), kind) if kind else named(score.method),
-                with_sub(number(score.auc), f"{number(low)} to {number(high)}"),
-                seen, number(float(score.a.mean())), number(float(score.b.mean())),
-                f"{score.blank[0]} and {score.blank[1]}",
-            ]
-        )  # fmt: skip
-    heads = ["Method", "AUC of A against B ↑", "visible", "score under A", "under B",
-             "blank maps"]  # fmt: skip
+        means = (number(float(of.mean())) for of in (score.a, score.b))
+        rows.append([
+            with_sub(named(score.method), kind) if kind else named(score.method),
+            with_sub(number(score.auc), " to ".join(map(number, score.interval))),
+            "–" if math.isnan(score.seen) else f"{score.seen:.0%}", *means, "{} and {}".format(*score.blank),
+        ])  # fmt: skip
+    heads = ["Method", "AUC of A against B ↑", "visible", "score under A", "under B", "blank maps"]
     return Grid(heads, rows, f"Methods with the token in {point.strength:.0%} of the positives")
 
 

@@ -1,5 +1,1 @@
 """Localisation and faithfulness under a fixed pixel budget."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -2,16 +2,12 @@
 
 An image is set aside, with the reason, if it has no box, a box that runs backwards or reaches outside it,
 boxes of several classes, or a class that the model's list of classes does not have. The others are written to
-one CSV file (images/file_sources.py) for the run. If so many boxes run backwards that the file seems to
-hold x, y, width, height, nothing is taken from it: the boxes that run forwards by chance would be wrong too.
+one CSV file (images/file_sources.py) for the run.
 
-ImageNet's classes stand in the order of WordNet, so that its subtrees are ranges of numbers; SUBTREES names
-the large ones, and LIVING the two sides that keak2026budget compares. Other data sets bring a CSV file with
-the columns class and group, a row for each class and group it is in.
-
-AMBIGUOUS are ImageNet's classes whose images could as well bear another one's label (two kinds of maillot,
-sunglass and sunglasses): a network that is called wrong there is not. The thesis leaves wrong labels out by
-eye, image by image.
+imagenet.json holds ranges of ImageNet's classes, which stand in the order of WordNet, so that its subtrees
+are ranges: SUBTREES names the large ones, LIVING the two sides that keak2026budget compares. AMBIGUOUS are
+classes whose images could as well bear another one's label (two kinds of maillot, sunglass and sunglasses): a
+network that is called wrong there is not. The thesis leaves wrong labels out by eye, image by image.
 """
 
 from __future__ import annotations
@@ -83,15 +79,19 @@ def sift(kind: str, path: Path, class_count: int, class_names: Sequence[str] | N
             index = file_sources.read_class_index(file)
     else:
         root, (entries, named) = path.parent, _rows(path, "path", "label")
-    numbers = {wnid: k for k, (wnid, _) in index.items()}
     names = dict(enumerate(class_names or ())) | named | {k: name for k, (_, name) in index.items()}
-    by_name = {name: k for k, name in reversed(names.items())}
-    _refuse_other_order(entries)
+    numbers = {name: k for k, name in reversed(names.items())} | {w: k for k, (w, _) in index.items()}
+    backwards = [entry for entry in entries if BACKWARDS in entry.wrong]
+    boxed = sum(bool(entry.boxes or entry.wrong) for entry in entries)
+    if len(backwards) > BACKWARDS_AT_MOST * boxed:  # boxes that run forwards by chance would be wrong too
+        raise InputError(
+            f"{len(backwards)} of {boxed} images have boxes that run backwards, so the numbers seem to be "
+            f"x, y, width, height; write x0, y0, x1, y1 (first: {backwards[0].wrong})"
+        )
     used: list[tuple[Entry, int]] = []
     aside: list[Aside] = []
     for entry in entries:
         label = int(entry.label) if entry.label.isdecimal() else numbers.get(entry.label)
-        label = by_name.get(entry.label) if label is None else label
         known = label is not None and label < class_count and (not index or label in index)
         wrong = entry.wrong or _wrong_boxes(entry, root)
         if not wrong and not known:
@@ -193,25 +193,11 @@ def _wrong_boxes(entry: Entry, root: Path) -> str:
         width, height = entry.frame or picture_size(root / entry.image)
     except InputError:
         return ""  # the loader reports the reason
-    for box in entry.boxes:
-        # x1 = width is what tools write that count edges instead of pixels.
-        if box[0] < 0 or box[1] < 0 or box[2] > width or box[3] > height:
-            corners = ", ".join(f"{v:g}" for v in box)
-            return (
-                f"the box ({corners}) reaches outside the {width}x{height} image; "
-                "write x0, y0, x1, y1, not x, y, width, height"
-            )
+    for x0, y0, x1, y1 in entry.boxes:
+        if x0 < 0 or y0 < 0 or x1 > width or y1 > height:  # tools that count edges write x1 = width
+            place = f"the box ({x0:g}, {y0:g}, {x1:g}, {y1:g}) reaches outside the {width}x{height} image"
+            return f"{place}; write x0, y0, x1, y1, not x, y, width, height"
     return ""
-
-
-def _refuse_other_order(entries: Sequence[Entry]) -> None:
-    backwards = [entry for entry in entries if BACKWARDS in entry.wrong]
-    boxed = sum(bool(entry.boxes or entry.wrong) for entry in entries)
-    if len(backwards) > BACKWARDS_AT_MOST * boxed:
-        raise InputError(
-            f"{len(backwards)} of {boxed} images have boxes that run backwards, so the numbers seem to be "
-            f"x, y, width, height; write x0, y0, x1, y1 (first: {backwards[0].wrong})"
-        )
 
 
 def reasons(aside: Sequence[Aside]) -> list[tuple[str, int, str]]:
@@ -230,10 +216,8 @@ def class_groups(given: str, classes: Sequence[str]) -> dict[str, set[int]]:
             raise InputError(
                 f"groups = {IMAGENET!r} is for its 1,000 classes; this network has {len(classes)}"
             )
-        return {
-            name: {k for low, high in spans for k in range(low, high + 1)}
-            for name, spans in (LIVING | SUBTREES).items()
-        }
+        spans = (LIVING | SUBTREES).items()
+        return {name: {k for low, high in of for k in range(low, high + 1)} for name, of in spans}
     groups: dict[str, set[int]] = {}
     for line, row in file_sources.read_rows(Path(given), "class", "group"):
         where = f"{Path(given).name}, line {line}"

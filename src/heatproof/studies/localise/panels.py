@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,7 @@ SHADE = 0.5  # weight of green and red over a segment
 DIM = 0.25  # brightness of the image outside a mask
 SHARPER = 3  # curves are drawn at this scale, then reduced
 Picked = tuple[str, str]  # image, why it is shown
+View = tuple[Image.Image, Sequence[Box]]
 
 
 @dataclass(frozen=True)
@@ -67,11 +68,19 @@ class Studio:
     def methods(self) -> list[str]:
         return self.results.real_methods[:MAX_METHODS]
 
-    def batches(self, images: Sequence[str]) -> list[Batch]:
+    def batches(self, images: Iterable[str]) -> list[Batch]:
         """The images, a few at a time; their ids are those of the rows."""
         place = {valid_unicode(sample.id): i for i, sample in enumerate(self.source.samples)}
         rows = [place[image] for image in images]
         return [loaded.batch for loaded in batches(self.source, self.model.preprocess, AT_ONCE, rows)]
+
+    def _views(self, images: Iterable[str]) -> Iterator[tuple[list[str], Tensor, list[View]]]:
+        """Names, inputs of the model, and images with their boxes; a few at a time."""
+        for batch in self.batches(images):
+            boxes = batch.truth.boxes if batch.truth and batch.truth.boxes else [()] * len(batch.ids)
+            drawn = map(Image.fromarray, pixels(batch.images, self.model.preprocess))
+            inputs = batch.images.to(self.model.device)
+            yield [valid_unicode(name) for name in batch.ids], inputs, list(zip(drawn, boxes, strict=True))
 
     def cases(self, picked: Sequence[Picked]) -> list[Path]:
         """A case-study panel of each image, a row per method.
@@ -79,86 +88,75 @@ class Studio:
         keak2026budget shows these for Grad-CAM and LIME; LIME's own images are the heatmap and the two with
         segments. Without segments of its own, a method's segment weighs the mean of the map in it.
         """
-        return [path for batch in self.batches([i for i, _ in picked]) for path in self._cases(batch, picked)]
-
-    def _cases(self, batch: Batch, picked: Sequence[Picked]) -> Iterator[Path]:
-        entries, inputs = self._entries(batch), batch.images.to(self.model.device)
-        ids = [name for name, _, _ in entries]
-        stored = {m: self._stored(m, ids).to(self.model.device) for m in self.methods}
-        targets = next(iter(stored.values())).explained
-        options = some(self.settings, "steps", "baseline", "seed")
-        walked = insertion_deletion(stored, targets, model=self.model, images=inputs, **options)
-        rows: dict[str, list[list[Tile]]] = {name: [] for name in ids}
-        top = f"top {self.results.budget:.0%}"
-        for method, maps in stored.items():
-            cut, signed = self._segments(method, inputs), upsample(maps.signed, maps.image_size)
-            heat, masks = maps.for_display(), self._budget_masks(maps)
-            first, both = top_segments(signed, cut, 5).cpu(), top_segments(signed, cut, 10, signed=True).cpu()
-            for i, (name, image, boxes) in enumerate(entries):
-                deletion, insertion = (
-                    c[i].tolist() for c in (walked[method].deletion, walked[method].insertion)
-                )
-                notes = self._notes(method, name)
-                rows[name].append([
-                    Tile(with_boxes(image, boxes), "original, box"),
-                    Tile(overlay(image, heat[i]), method),
-                    Tile(tinted(image, first[i], dim=True), "top 5 for the class"),
-                    Tile(tinted(image, both[i]), "top 10, for and against"),
-                    Tile(with_boxes(tinted(image, masks[i], dim=True), boxes), top, notes[0]),
-                    Tile(curves(deletion, insertion, image.size), "deletion, insertion", notes[1]),
-                ])  # fmt: skip
-        for name in ids:
-            heading = f"{self._heading(name)}; {dict(picked)[name]}"
-            yield self.save(sheet(rows[name], heading=heading, cmap="inferno"), name, "case")
+        reasons, paths, top = dict(picked), [], f"top {self.results.budget:.0%}"
+        for ids, inputs, views in self._views(reasons):
+            stored = {m: self._stored(m, ids).to(self.model.device) for m in self.methods}
+            targets = next(iter(stored.values())).explained
+            options = some(self.settings, "steps", "baseline", "seed")
+            walked = insertion_deletion(stored, targets, model=self.model, images=inputs, **options)
+            rows: dict[str, list[list[Tile]]] = {name: [] for name in ids}
+            for method, maps in stored.items():
+                cut, signed = self._segments(method, inputs), upsample(maps.signed, maps.image_size)
+                heat, masks = maps.for_display(), self._budget_masks(maps)
+                first, both = (top_segments(signed, cut, count, signed=count > 5).cpu() for count in (5, 10))
+                for i, (name, (image, boxes)) in enumerate(zip(ids, views, strict=True)):
+                    both_ways = walked[method].deletion, walked[method].insertion
+                    deletion, insertion = (of[i].tolist() for of in both_ways)
+                    notes = self._notes(method, name)
+                    rows[name].append([
+                        Tile(with_boxes(image, boxes), "original, box"),
+                        Tile(overlay(image, heat[i]), method),
+                        Tile(tinted(image, first[i], dim=True), "top 5 for the class"),
+                        Tile(tinted(image, both[i]), "top 10, for and against"),
+                        Tile(with_boxes(tinted(image, masks[i], dim=True), boxes), top, notes[0]),
+                        Tile(curves(deletion, insertion, image.size), "deletion, insertion", notes[1]),
+                    ])  # fmt: skip
+            for name in ids:
+                drawn = sheet(rows[name], heading=f"{self._heading(name)}; {reasons[name]}", cmap="inferno")
+                paths.append(self.save(drawn, name, "case"))
+        return paths
 
     def confused(self, picked: Sequence[Picked]) -> list[Path]:
         """Each method's map for the true and for the predicted class of wrongly classified images."""
-        return [
-            path for batch in self.batches([i for i, _ in picked]) for path in self._confused(batch, picked)
-        ]
-
-    def _confused(self, batch: Batch, picked: Sequence[Picked]) -> Iterator[Path]:
-        entries, results, settings = self._entries(batch), self.results, self.settings
-        ids = [name for name, _, _ in entries]
-        classes = [results.labels[name] for name in ids], [results.predicted[name] for name in ids]
-        sides: list[dict[str, tuple[Tensor, Tensor]]] = []
-        for targets in classes:
-            if [results.explained[name] for name in ids] == targets:
-                maps: Mapping[str, Maps] = {m: self._stored(m, ids) for m in self.methods}
-            else:
-                inputs = batch.images.to(self.model.device)
-                maps = explain(self.model, inputs, self.methods, targets, settings.layer, settings.seed)
-            sides.append({m: (of.for_display(), self._budget_masks(of)) for m, of in maps.items()})
-        for i, (name, image, boxes) in enumerate(entries):
-            chances = [results.chances.get((name, c[i]), math.nan) for c in classes]
-            true, guess = (
-                f"{results.class_name(c[i])}, {p:.0%}" for c, p in zip(classes, chances, strict=True)
-            )
-            rows = []
-            for method in self.methods:
-                (heat, mask), (other_heat, other_mask) = (side[method] for side in sides)
-                apart = tinted(image, mask[i].int() - other_mask[i].int())
-                rows.append([
-                    Tile(with_boxes(image, boxes), method),
-                    Tile(overlay(image, heat[i]), f"true: {true}"),
-                    Tile(overlay(image, other_heat[i]), f"predicted: {guess}"),
-                    Tile(apart, f"top {results.budget:.0%} of one only", "green: true class, red: predicted"),
-                ])  # fmt: skip
-            reason = dict(picked)[name]
-            heading = f"{name}: the true label is {true}; predicted as {guess}; {reason}"
-            yield self.save(sheet(rows, heading=heading, cmap="inferno"), name, "confused")
+        results, settings, reasons, paths = self.results, self.settings, dict(picked), []
+        for ids, inputs, views in self._views(reasons):
+            classes = [results.labels[name] for name in ids], [results.predicted[name] for name in ids]
+            sides: list[dict[str, tuple[Tensor, Tensor]]] = []
+            for targets in classes:
+                if [results.explained[name] for name in ids] == targets:
+                    maps: Mapping[str, Maps] = {m: self._stored(m, ids) for m in self.methods}
+                else:
+                    maps = explain(self.model, inputs, self.methods, targets, settings.layer, settings.seed)
+                sides.append({m: (of.for_display(), self._budget_masks(of)) for m, of in maps.items()})
+            for i, (name, (image, boxes)) in enumerate(zip(ids, views, strict=True)):
+                true, guess = (
+                    f"{results.class_name(c[i])}, {results.chance(name, c[i]):.0%}" for c in classes
+                )
+                rows = []
+                for method in self.methods:
+                    (heat, mask), (other_heat, other_mask) = (side[method] for side in sides)
+                    apart = tinted(image, mask[i].int() - other_mask[i].int())
+                    note = "green: true class, red: predicted"
+                    rows.append([
+                        Tile(with_boxes(image, boxes), method),
+                        Tile(overlay(image, heat[i]), f"true: {true}"),
+                        Tile(overlay(image, other_heat[i]), f"predicted: {guess}"),
+                        Tile(apart, f"top {results.budget:.0%} of one only", note),
+                    ])  # fmt: skip
+                heading = f"{name}: the true label is {true}; predicted as {guess}; {reasons[name]}"
+                paths.append(self.save(sheet(rows, heading=heading, cmap="inferno"), name, "confused"))
+        return paths
 
     def segment_sheet(self, maps: MapStore, methods: Mapping[int, str], images: Sequence[str]) -> Path:
         """The five segments with the strongest evidence for the class, for each number of segments."""
         rows: list[list[Tile]] = []
-        for batch in self.batches(images):
-            entries, best = self._entries(batch), {}
+        for ids, inputs, views in self._views(images):
+            best = {}
             for count, method in methods.items():
-                ids = [name for name, _, _ in entries]
                 read = maps.read(self.results.checkpoint, method, ids).to(self.model.device)
-                cut = self._segments(method, batch.images.to(self.model.device))
-                best[count] = top_segments(upsample(read.signed, read.image_size), cut, 5).cpu()
-            for i, (name, image, boxes) in enumerate(entries):
+                signed = upsample(read.signed, read.image_size)
+                best[count] = top_segments(signed, self._segments(method, inputs), 5).cpu()
+            for i, (name, (image, boxes)) in enumerate(zip(ids, views, strict=True)):
                 tiles = (Tile(tinted(image, five[i], dim=True), f"{n} segments") for n, five in best.items())
                 rows.append([Tile(with_boxes(image, boxes), name), *tiles])
         return self.save(sheet(rows, heading="LIME: the five segments that speak most"), "counts", "segments")
@@ -209,15 +207,6 @@ class Studio:
             given.get("compactness", 10.0), self.settings.seed,
         )  # fmt: skip
 
-    def _entries(self, batch: Batch) -> list[tuple[str, Image.Image, Sequence[Box]]]:
-        """Name, image and boxes of each input."""
-        arrays = pixels(batch.images, self.model.preprocess)
-        boxes = batch.truth.boxes if batch.truth and batch.truth.boxes else [()] * len(batch.ids)
-        return [
-            (valid_unicode(n), Image.fromarray(a), b)
-            for n, a, b in zip(batch.ids, arrays, boxes, strict=True)
-        ]
-
     def _notes(self, method: str, image: str) -> tuple[str, str]:
         """Captions of the mask and of the curves."""
         at = {metric: self.results.value(method, metric, image) for metric in METRICS}
@@ -230,9 +219,8 @@ class Studio:
 
     def _heading(self, image: str) -> str:
         results, guess = self.results, self.results.predicted[image]
-        chance = results.chances.get((image, guess), math.nan)
         about = explains(results.explained[image], results.labels[image], guess, results.class_name)
-        return f"{image}: {about}; {chance:.0%} sure"
+        return f"{image}: {about}; {results.chance(image, guess):.0%} sure"
 
     def save(self, drawn: Image.Image, image: str, kind: str) -> Path:
         folder = self.settings.out / "panels"

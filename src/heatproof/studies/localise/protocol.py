@@ -2,7 +2,7 @@
 
     sift      images with one box that covers 10 to 80 % of them (images.py; filters in images/source.py)
     run       all methods in one shared pass, localisation at every budget, insertion and deletion: the engine
-    report    tables per class and as macro means (page.py), shortcut flags (results.py), panels (panels.py)
+    report    tables per class and as macro means, shortcut flags (results.py), panels (panels.py)
 
 The run is an ordinary run folder (OUT/run, from OUT/study.toml), so it can be killed and resumed, and
 everything but the panels is rebuilt from it without a model pass. keak2026budget.
@@ -34,20 +34,9 @@ from heatproof.run.progress import Progress
 from heatproof.run.study import ResolvedStudy, open_study
 from heatproof.run.weights import LIBRARIES_WITHOUT_WEIGHTS
 from heatproof.studies.common import Outcome, named_run, run_config, study_file, with_floors
-from heatproof.studies.localise import page
+from heatproof.studies.localise import results as rows
 from heatproof.studies.localise.images import Sifted, class_groups, reasons, sift, without, write_list
 from heatproof.studies.localise.panels import FEWEST, Studio, pick_cases, pick_confused
-from heatproof.studies.localise.results import (
-    THESIS_RECALL,
-    at_budget,
-    budgets_of,
-    find_flags,
-    macro_value,
-    order_text,
-    orders,
-    read_scores,
-    swept_methods,
-)
 from heatproof.studies.localise.settings import FLOORS, PREPROCESS, LocaliseSettings
 
 MAX_SWEPT = 3  # images on the sheet of segment counts
@@ -74,52 +63,43 @@ def localise_study(settings: LocaliseSettings, progress: Progress | None = None)
     steps = filter_steps(sifted, settings)
     images = {"root": str(sifted.root.resolve()), "class_names": list(sifted.classes)}
     run = named_run(settings.out, "run", _config(settings, images), progress)
-    results = read_scores(run.folder, settings.budget, settings.seed)
+    results = rows.read_scores(run.folder, settings.budget, settings.seed)
     if not results.images:
         raise InputError(f"no image could be used; see the rows 'image' in {settings.out / 'run'}")
-    tables = page.report_tables(results, groups)
-    flags = find_flags(results, run.folder, settings.thresholds)
-    tables.append(page.flag_count_table(flags, results, settings.thresholds))
-    page.long_table(results).write(settings.out / "tables")
-    if flags:
-        page.flag_table(flags, results).write(settings.out / "tables")
+    tables = rows.report_tables(results, groups)
+    flags = rows.find_flags(results, run.folder, settings.thresholds)
+    tables.append(rows.flag_count_table(flags, results, settings.thresholds))
+    by_class = rows.grouped_means(results, {label: [label] for label in results.recall()})
+    files = [rows.TABLES.fill("classes", by_class, results=results)]  # only as files
+    files += [rows.TABLES.fill("flagged_images", flags, results=results)] if flags else []
+    for table in files:
+        table.write(settings.out / "tables")
     source = open_study(study_file(settings.out)).source
     studio = Studio(results, run.folder.maps(), model, source, settings)
     if settings.repeats > 1:
         batches = studio.batches(results.images[: settings.subset])
-        tables.append(page.repeat_table(model, batches, results.explained, settings))
+        tables.append(rows.repeat_table(model, batches, results.explained, settings))
     segments = ""
     if settings.segment_counts:
-        methods = swept_methods(settings)
+        methods = rows.swept_methods(settings)
         config = _config(settings, images, lime=list(methods.values()))
         sweep = named_run(settings.out, "segments", config, progress).folder
-        swept = read_scores(sweep, settings.budget, settings.seed)
-        tables.append(page.sweep_table(swept, methods))
+        swept = rows.read_scores(sweep, settings.budget, settings.seed)
+        images_swept = len(swept.images)
+        tables.append(rows.TABLES.fill("segments", methods.items(), results=swept, images=images_swept))
         segments = studio.segment_sheet(sweep.maps(), methods, swept.images[:MAX_SWEPT]).name
-    patterns, count = studio.patterns(flags), settings.panels
-    cases = studio.cases(pick_cases(results, flags, count)) if count else []
-    confused = studio.confused(pick_confused(results, count)) if count else []
+    cases = studio.cases(pick_cases(results, flags, settings.panels))
+    confused = studio.confused(pick_confused(results, settings.panels))
     book = MarkdownReport(settings.out)
     book.write(
-        "studies/localise/page.md", tables, page.report_figures(results), model=model.name, steps=steps,
-        results=results, settings=settings, left_out=left_out(sifted, results.broken), fewest=FEWEST,
-        recall=macro_value(results.recall(), results.seed).value, thesis_recall=THESIS_RECALL,
-        order=order_text(orders(results)), thresholds=page.threshold_texts(settings.thresholds),
-        worst=page.worst_flags(flags, results), patterns=patterns, segments=segments, cases=cases,
-        confused=confused,
+        "studies/localise/page.md", tables, rows.report_figures(results), model=model.name, steps=steps,
+        results=results, settings=settings, sifted=sifted, reasons=reasons, fewest=FEWEST,
+        recall=rows.macro_value(results.recall(), results.seed).value, thesis_recall=rows.THESIS_RECALL,
+        compared=rows.orders(results), thresholds=vars(settings.thresholds).items(),
+        worst=rows.worst_flags(flags, results), patterns=studio.patterns(flags), segments=segments,
+        cases=cases, confused=confused,
     )  # fmt: skip
     return LocaliseOutcome(book, run, sifted, (*cases, *confused))
-
-
-def left_out(sifted: Sifted, broken: Mapping[str, str]) -> list[tuple[str, int, list[str]]]:
-    """Images that are not used: why, how many, and examples."""
-    lists = [("Left out by --exclude", sifted.left_out), ("Set aside", sifted.aside)]
-    texts = [
-        (what, len(of), [f"{count}, such as {image}: {reason}" for reason, count, image in reasons(of)])
-        for what, of in lists
-    ]
-    unreadable = [f"{image}: {reason}" for image, reason in broken.items()]
-    return [*texts, ("Could not be read", len(broken), unreadable)]
 
 
 def known_images(settings: LocaliseSettings, model: Model) -> Sifted:
@@ -149,8 +129,8 @@ def _config(
     options = [f"{name}={value!r}" for name, value, usual in unusual if value != usual]
     curve, chosen = f"({', '.join([*options, 'adaptive=False'])})", settings.budget  # the thesis's own points
     areas = ("mask_iou", "box_iou", "inside", "reachable")
-    measured = [at_budget(metric, budget) for budget in budgets_of(chosen) for metric in areas]
-    measured += [at_budget(metric, chosen) for metric in ("pointing", "filled", "dispersion")]
+    measured = [rows.at_budget(metric, budget) for budget in rows.budgets_of(chosen) for metric in areas]
+    measured += [rows.at_budget(metric, chosen) for metric in ("pointing", "filled", "dispersion")]
     library = settings.model.partition(":")[0] in LIBRARIES_WITHOUT_WEIGHTS
     model = {
         "spec": placed_spec(settings.model, Path.cwd()), "name": Path(settings.model).name,

@@ -1,4 +1,4 @@
-"""Results of a localisation run: its rows by method and metric, class means with intervals, orders, flags.
+"""Results of a localisation run: its rows by method and metric, tables, figures and flags, without a model.
 
 A class mean is the mean over its images; the mean of a table is the mean of class means (macro mean), so that
 every class counts the same. Its 95 % interval is a stratified bootstrap (1,000 resamples, seeded):
@@ -6,53 +6,36 @@ images are drawn with replacement within each class, so that every resample hold
 images varies too little by a factor of (n - 1) / n: deviations from the class mean are scaled by the root of
 n / (n - 1). A class with one image takes the deviations of all other classes.
 
-THESIS: published means of keak2026budget, tables 2 and 3, over 43 classes: ResNet-18 (timm resnet18.a1_in1k),
-1,122 validation photographs with one box that covers 10 to 80 % of the image, top 20 % of the pixels, blur.
-They belong to another network and other images. The text beside table 2 prints LIME's pointing score as
-0.8951; the table, and its 43 classes, give 0.8591.
-
-Shortcut flags are rules for what the thesis finds by eye in its case studies; a flag proves nothing.
-
-hit but unfaithful        the map's maximum lies in the box, but showing its pixels first does not bring the
-                          class back: the map sits on the object for another reason than the model's
-faithful but off-object   showing its pixels first brings the class back, but they lie beside the object: the
-                          model reads the surroundings (the thesis's flames, containers, V-shaped horizons)
-confident and wrong       another class gets more than half of the probability
-rising deletion           removing the map's best pixels makes the class more likely
-methods disagree          the methods' best pixels overlap no more than random ones would
-
-keak2026budget describes these in words and images; the thresholds are ours, with their reasons in REASONS.
+tables.toml declares the tables, the thesis's numbers (keak2026budget) and the rules of the shortcut flags.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, groupby, islice
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from heatproof.explain.api import read_methods
+from heatproof.explain.api import explain, read_methods
 from heatproof.explain.floors import is_floor
+from heatproof.metrics.agreement import map_similarity
 from heatproof.metrics.localisation import BUDGETS, budget_masks, mask_overlap
 from heatproof.metrics.stats import percentile_interval
+from heatproof.models import Model
 from heatproof.registry import call_text
-from heatproof.report.tables import Value
+from heatproof.report import figures
+from heatproof.report.figures import GREY, Line, Panel, line_style
+from heatproof.report.tables import Cell, Table, Value
 from heatproof.store import RunFolder
+from heatproof.studies.common import TableFile, mean_value, rho_value
 from heatproof.studies.localise.settings import FlagThresholds, LocaliseSettings
-from heatproof.types import Maps
+from heatproof.types import Batch, Maps
 
 READ = ("image", "label", "explained", "method", "metric", "value", "reason")
 DEFAULT_BUDGET = 0.2  # its rows bear the metric's plain name
-THESIS = {  # Grad-CAM, LIME
-    "box_iou": (0.5922, 0.5532),
-    "mask_iou": (0.3751, 0.2881),
-    "pointing": (0.9728, 0.8591),
-    "deletion": (0.1610, 0.2097),
-    "insertion": (0.6369, 0.5957),
-}
 THESIS_RECALL = 0.7934
 PAIR = ("gradcam", "lime")
 TITLES = {
@@ -65,22 +48,9 @@ TITLES = {
 }
 METRICS = tuple(TITLES)
 LOCALISATION, FAITHFULNESS = METRICS[:4], METRICS[4:]
-HIT, OFF = "hit but unfaithful", "faithful but off-object"
-WRONG, RISING, DISAGREE = "confident and wrong", "rising deletion", "methods disagree"
-OF_A_METHOD = (HIT, OFF, RISING)  # the others are of an image
-REASONS = {
-    HIT: "pointing hit, insertion AUC below {low_insertion:g}: half of what the thesis's two methods reach "
-    "on average",
-    OFF: "insertion AUC of at least {high_insertion:g}, about the thesis's mean; less than {off_object:.0%} "
-    "of the part of the budget that fits into the box lies in it: most of it could, and does not",
-    WRONG: "the predicted class is wrong and has more than {confident:.0%} of the probability: more than all "
-    "others together; the thesis calls less than that low confidence",
-    RISING: "some point of the deletion curve is {rise:g} or more above its start: a tenth of the scale, so "
-    "that a wobble does not count",
-    DISAGREE: "two methods share on average at most {overlap:.0%} of their kept pixels: what two random "
-    "choices share",
-}
-KINDS = tuple(REASONS)
+SURE = 0.5  # probability of the explained class
+MOST_FLAGS = 8  # of each kind on the page; the others are in the table's files
+DASHES = ("--", ":", "-.")
 ByClass = Mapping[int, Sequence[float]]  # the values of a class's images, NaN where not defined
 
 
@@ -110,6 +80,10 @@ class LocaliseResults:
         """Methods other than floors, which do not look at the model."""
         return [method for method in self.methods if not is_floor(method)]
 
+    @property
+    def budgets(self) -> list[float]:
+        return budgets_of(self.budget)
+
     def column(self, method: str, metric: str, budget: float | None = None) -> dict[str, float]:
         """A metric of every image; localisation at the study's budget unless another is named."""
         area, _, point = metric.partition("_at_")
@@ -122,6 +96,10 @@ class LocaliseResults:
 
     def value(self, method: str, metric: str, image: str) -> float:
         return self.column(method, metric).get(image, math.nan)
+
+    def chance(self, image: str, label: int) -> float:
+        """Probability of a class; NaN where it is not known."""
+        return self.chances.get((image, label), math.nan)
 
     def by_class(self, column: Mapping[str, float]) -> dict[int, list[float]]:
         groups: dict[int, list[float]] = {label: [] for label in sorted(set(self.labels.values()))}
@@ -148,6 +126,10 @@ class LocaliseResults:
         """The 11 kept points of an image's insertion or deletion curve."""
         return [self.value(method, f"{kind}_at_{p}", image) for p in range(0, 101, 10)]
 
+    def budget_curve(self, method: str, metric: str) -> list[float]:
+        """Macro means at every budget."""
+        return [self.macro(method, metric, budget).value for budget in self.budgets]
+
 
 def at_budget(metric: str, budget: float) -> str:
     """The name of a localisation metric in the rows.
@@ -167,13 +149,9 @@ def read_scores(folder: RunFolder, budget: float, seed: int = 0) -> LocaliseResu
     config = folder.manifest.config
     named = {m.partition("(")[0]: m for m in config["metrics"]}
     results = LocaliseResults(
-        checkpoint=next(iter(folder.manifest.models)),
-        methods=tuple(config["methods"]),
-        classes=tuple(folder.manifest.classes),
-        budget=budget,
-        faithfulness=(named["insertion"], named["deletion"]),
-        seed=seed,
-    )
+        next(iter(folder.manifest.models)), tuple(config["methods"]), tuple(folder.manifest.classes), budget,
+        (named["insertion"], named["deletion"]), seed=seed,
+    )  # fmt: skip
     rows = folder.scores().columns(f"select {', '.join(READ)} from scores where image <> '' order by image")
     columns = (rows[name].tolist() for name in READ)
     for image, label, explained, method, metric, value, reason in zip(*columns, strict=True):
@@ -219,11 +197,19 @@ def macro_value(groups: ByClass, seed: int = 0, resamples: int = 1000) -> Value:
     return Value(value, (low, high), n)
 
 
+TABLES = TableFile("heatproof.studies.localise", macro=macro_value)
+THESIS: dict[str, list[float]] = TABLES.content["order"]["thesis"]
+RULES: dict[str, str] = TABLES.content["flags"]["rules"]
+KINDS = HIT, OFF, WRONG, RISING, DISAGREE = tuple(RULES)
+OF_A_METHOD = (HIT, OFF, RISING)  # the others are of an image
+
+
 @dataclass(frozen=True)
 class Order:
     """Which of Grad-CAM and LIME is better on one mean, with its certainty."""
 
     metric: str
+    title: str
     ours: tuple[Value, Value]
     difference: Value  # Grad-CAM minus LIME, image by image; positive: Grad-CAM is better
 
@@ -261,26 +247,8 @@ def orders(results: LocaliseResults) -> list[Order]:
         columns = ({i: c[i] for i in both} for c in (first, second))
         apart = {i: sign * (first[i] - second[i]) for i in both}
         ours, theirs, gap = (macro_value(results.by_class(c), results.seed) for c in (*columns, apart))
-        compared.append(Order(metric, (ours, theirs), gap))
+        compared.append(Order(metric, TITLES[metric], (ours, theirs), gap))
     return compared
-
-
-def order_text(compared: list[Order]) -> str:
-    """On which means the order is that of the thesis, and on which it is not."""
-    if not compared:
-        return "The thesis compares Grad-CAM with LIME; this run lacks one of them, so there is no order."
-    uncertain = "The difference is not certain (its 95 % interval holds 0) for"
-    agree = [TITLES[o.metric] for o in compared if o.agrees]
-    others = {
-        "LIME is ahead on": [o for o in compared if o.difference.value < 0],
-        "They are level on": [o for o in compared if o.difference.value == 0],
-        uncertain: [o for o in compared if not o.certain and o.difference.value],
-    }
-    text = f"In the thesis Grad-CAM is ahead of LIME on all five means. Here it is ahead on {len(agree)} of 5"
-    text += f" ({', '.join(agree)})." if agree else "."
-    return text + "".join(
-        f" {what} {', '.join(TITLES[o.metric] for o in of)}." for what, of in others.items() if of
-    )
 
 
 def crossing(insertion: Sequence[float], deletion: Sequence[float]) -> float:
@@ -304,8 +272,7 @@ def crossing(insertion: Sequence[float], deletion: Sequence[float]) -> float:
 
 def swept_methods(settings: LocaliseSettings) -> dict[int, str]:
     """LIME, with the options it has in this study, for each number of segments."""
-    calls = [call for call in read_methods(settings.methods) if call.entry.name == "lime"]
-    given: dict[str, Any] = dict(calls[0].options) if calls else {}
+    given = next((dict(r.options) for r in read_methods(settings.methods) if r.entry.name == "lime"), {})
     counts = sorted(settings.segment_counts)
     return {count: call_text("lime", given | {"segment_count": count}) for count in counts}
 
@@ -336,14 +303,18 @@ def overlap_of_methods(maps: Mapping[str, Maps], budget: float) -> dict[str, flo
 
     Constant maps keep no pixel that means anything and are left out; NaN if fewer than two are left.
     """
-    masks = {method: budget_masks(of, budget).flatten(1) for method, of in maps.items()}
     shares: dict[str, list[float]] = {}
-    for a, b in combinations(maps, 2):
-        usable = ~(maps[a].degenerate | maps[b].degenerate)
-        common = mask_overlap(masks[a], masks[b])
-        for image, share, use in zip(maps[a].ids, common.tolist(), usable.tolist(), strict=True):
-            shares.setdefault(image, []).extend([share] if use else [])
+    for first, second in combinations(maps.values(), 2):
+        for image, share in zip(first.ids, overlaps_of(first, second, budget), strict=True):
+            shares.setdefault(image, []).extend([] if math.isnan(share) else [share])
     return {image: sum(of) / len(of) if of else math.nan for image, of in shares.items()}
+
+
+def overlaps_of(first: Maps, second: Maps, budget: float) -> list[float]:
+    """Per image, the share of kept pixels that two maps have in common; NaN if one of them is constant."""
+    masks = [budget_masks(maps, budget).flatten(1) for maps in (first, second)]
+    constant = first.degenerate | second.degenerate
+    return list(mask_overlap(*masks).masked_fill(constant, math.nan).tolist())
 
 
 def raise_flags(
@@ -353,38 +324,30 @@ def raise_flags(
     chance = results.budget if limits.overlap is None else limits.overlap
     flags: list[Flag] = []
     for image in results.images:
-        flags += _confident_and_wrong(results, image, limits)
-        for method in results.real_methods:
-            flags += _of_method(results, image, method, limits)
+        guess, label = results.predicted[image], results.labels[image]
+        sure, true = results.chance(image, guess), results.chance(image, label)
+        if guess != label and sure > limits.confident:
+            why = f"{results.class_name(guess)} with {sure:.0%}, true class {true:.0%}"
+            flags.append(Flag(WRONG, image, "", sure, why))
         overlap = overlaps.get(image, math.nan)
         if overlap <= chance:
             why = f"methods share {overlap:.0%} of their pixels"
             flags.append(Flag(DISAGREE, image, "", chance - overlap, why))
+        for method in results.real_methods:
+            insertion, inside = (results.value(method, metric, image) for metric in ("insertion", "inside"))
+            if results.value(method, "pointing", image) == 1 and insertion < limits.low_insertion:
+                why = f"pointing hit, insertion {insertion:.2f}"
+                flags.append(Flag(HIT, image, method, limits.low_insertion - insertion, why))
+            fits = min(1.0, box_share(results, method, image) / results.budget)
+            if insertion >= limits.high_insertion and inside < limits.off_object * fits:
+                share = f"{inside:.0%} of the budget in the box where {fits:.0%} would fit"
+                why = f"insertion {insertion:.2f}, {share}"
+                flags.append(Flag(OFF, image, method, limits.off_object * fits - inside, why))
+            curve = results.curve(method, "deletion", image)
+            if (rise := max(curve) - curve[0]) >= limits.rise:
+                why = f"deletion rises from {curve[0]:.2f} to {max(curve):.2f}"
+                flags.append(Flag(RISING, image, method, rise, why))
     return sorted(flags, key=lambda f: (KINDS.index(f.kind), -f.severity, f.image, f.method))
-
-
-def _confident_and_wrong(results: LocaliseResults, image: str, limits: FlagThresholds) -> Iterator[Flag]:
-    guess, label = results.predicted[image], results.labels[image]
-    chance = results.chances.get((image, guess), math.nan)
-    if guess != label and chance > limits.confident:
-        own = results.chances.get((image, label), math.nan)
-        why = f"{results.class_name(guess)} with {chance:.0%}, true class {own:.0%}"
-        yield Flag(WRONG, image, "", chance, why)
-
-
-def _of_method(results: LocaliseResults, image: str, method: str, limits: FlagThresholds) -> Iterator[Flag]:
-    insertion, inside = (results.value(method, metric, image) for metric in ("insertion", "inside"))
-    if results.value(method, "pointing", image) == 1 and insertion < limits.low_insertion:
-        why = f"pointing hit, insertion {insertion:.2f}"
-        yield Flag(HIT, image, method, limits.low_insertion - insertion, why)
-    fits = min(1.0, box_share(results, method, image) / results.budget)
-    if insertion >= limits.high_insertion and inside < limits.off_object * fits:
-        why = f"insertion {insertion:.2f}, {inside:.0%} of the budget in the box where {fits:.0%} would fit"
-        yield Flag(OFF, image, method, limits.off_object * fits - inside, why)
-    curve = results.curve(method, "deletion", image)
-    rise = max(curve) - curve[0]
-    if rise >= limits.rise:
-        yield Flag(RISING, image, method, rise, f"deletion rises from {curve[0]:.2f} to {max(curve):.2f}")
 
 
 def box_share(results: LocaliseResults, method: str, image: str) -> float:
@@ -393,6 +356,171 @@ def box_share(results: LocaliseResults, method: str, image: str) -> float:
     If it rises with K, a lies above the smaller one. Boxes in the crop may cover other shares than in the
     whole image, which is what the filter looked at.
     """
-    budgets = budgets_of(results.budget)[:2]
+    budgets = results.budgets[:2]
     first, second = (results.column(method, "reachable", k).get(image, math.nan) for k in budgets)
     return budgets[0] / first if second > first else first * budgets[0]
+
+
+def report_tables(results: LocaliseResults, groups: Mapping[str, Iterable[int]]) -> list[Table | None]:
+    """Tables that the rows of the run give."""
+    by_group = TABLES.fill("groups", grouped_means(results, groups), results=results)
+    compared = orders(results)
+    return [
+        method_table(results, "localisation", LOCALISATION),
+        method_table(results, "faithfulness", FAITHFULNESS),
+        TABLES.fill("order", compared, thesis=THESIS) if compared else None,
+        budget_table(results), sufficient_table(results), dispersion_table(results),
+        by_group if by_group.rows else None, *class_tables(results),
+    ]  # fmt: skip
+
+
+def method_table(results: LocaliseResults, name: str, metrics: Sequence[str]) -> Table:
+    """A row per method: macro means; then the means that the thesis published."""
+    rows = [(method, {m: results.macro(method, m) for m in metrics}) for method in results.methods]
+    published = [
+        (method, None, None, *(THESIS[m][k] if m in THESIS else None for m in metrics))
+        for k, method in enumerate(("Grad-CAM (thesis)", "LIME (thesis)"))
+    ]
+    return TABLES.fill(name, rows, published, results=results)
+
+
+def class_rows(
+    classes: Mapping[int, str], sizes: Mapping[int, int], columns: Sequence[ByClass], seed: int = 0
+) -> list[tuple[Cell, ...]]:
+    """A row per class with its mean in each column; the last row is the mean of the rows above it."""
+    rows: list[tuple[Cell, ...]] = [
+        (str(k), name, sizes[k], *(macro_value({k: of.get(k, ())}, seed).value for of in columns))
+        for k, name in classes.items()
+    ]
+    means = [macro_value(groups, seed) for groups in columns]
+    return [*rows, ("", "mean over classes", sum(sizes.values()), *means)]
+
+
+def class_tables(results: LocaliseResults) -> Iterator[Table]:
+    """Tables by class for two methods: Grad-CAM and LIME, else the first two."""
+    methods, recall = list(pair_of(results) or results.real_methods[:2]), results.recall()
+    sizes = {label: len(values) for label, values in recall.items()}
+    classes = {label: results.class_name(label) for label in sizes}
+    for name, metrics, first in (
+        ("localisation_by_class", ("box_iou", "mask_iou", "inside", "pointing"), []),
+        ("faithfulness_by_class", ("deletion", "insertion"), [recall]),
+    ):
+        columns = [results.by_class(results.column(method, m)) for m in metrics for method in methods]
+        rows = class_rows(classes, sizes, [*first, *columns], results.seed)
+        yield TABLES.fill(name, rows, budget=f"{results.budget:.0%}", methods=methods)
+
+
+def grouped_means(
+    results: LocaliseResults, groups: Mapping[Any, Iterable[int]]
+) -> Iterator[tuple[Any, ByClass, str, dict[str, Value]]]:
+    """For each group of classes and each method: the group, its recall, the method, its means by metric."""
+    recall = results.recall()
+    columns = {m: {k: results.by_class(results.column(m, k)) for k in METRICS} for m in results.methods}
+    for group, labels in groups.items():
+        own = {k: recall[k] for k in sorted(labels) if k in recall}
+        for method in results.methods if own else ():
+            chosen = {k: {c: of[c] for c in own if c in of} for k, of in columns[method].items()}
+            yield group, own, method, {k: macro_value(of, results.seed) for k, of in chosen.items()}
+
+
+def budget_table(results: LocaliseResults) -> Table:
+    """Mask IoU at every budget; last the most that a mask of that size can reach."""
+    budgets = [(f"{budget:.0%}", budget) for budget in results.budgets]
+    reachable: list[Cell] = ["reachable", *results.budget_curve(results.methods[0], "reachable")]
+    words = {"first": budgets[0][0], "last": budgets[-1][0], "budgets": budgets}
+    return TABLES.fill("budget_mask_iou", results.methods, [reachable], results=results, **words)
+
+
+def sufficient_table(results: LocaliseResults) -> Table:
+    """By method: mean crossing, and in how many images it lies within the budget."""
+    rows = []
+    for method in results.methods:
+        curves = {i: [results.curve(method, kind, i) for kind in FAITHFULNESS] for i in results.images}
+        shares = {image: crossing(*both) for image, both in curves.items()}
+        known = [share for share in shares.values() if not math.isnan(share)]
+        within = sum(share <= results.budget for share in known) / len(known) if known else math.nan
+        rows.append((method, len(known), macro_value(results.by_class(shares), results.seed), within))
+    return TABLES.fill("sufficient", rows, budget=f"{results.budget:.0%}")
+
+
+def dispersion_table(results: LocaliseResults) -> Table:
+    """By method: dispersion of its maps on confident and on unconfident images."""
+    rows, seed = [], results.seed
+    for method in results.methods:
+        column = results.column(method, "dispersion")
+        pairs = [(v, results.chance(i, results.explained[i])) for i, v in column.items()]
+        known = np.array([pair for pair in pairs if not math.isnan(sum(pair))]).reshape(-1, 2)
+        dispersion, chances = known.T
+        means = (mean_value(dispersion[side], seed) for side in (chances >= SURE, chances < SURE))
+        rows.append((method, len(known), *means, rho_value(dispersion.tolist(), chances.tolist(), seed)))
+    return TABLES.fill("dispersion", rows, sure=f"{SURE:.0%}")
+
+
+def flag_count_table(flags: Sequence[Flag], results: LocaliseResults, limits: FlagThresholds) -> Table:
+    """How many images raise each flag, by method; the rule beside it."""
+    given = {**vars(limits), "overlap": results.budget if limits.overlap is None else limits.overlap}
+    rows = []
+    for kind, rule in RULES.items():
+        own = [flag for flag in flags if flag.kind == kind]
+        methods = results.real_methods if kind in OF_A_METHOD else []
+        by_method = ", ".join(f"{m}: {sum(flag.method == m for flag in own)}" for m in methods)
+        images = f"{len({flag.image for flag in own})} of {len(results.images)}"
+        rows.append((kind, images, by_method, rule.format(**given)))
+    return TABLES.fill("flags", rows)
+
+
+def worst_flags(flags: Sequence[Flag], results: LocaliseResults) -> str:
+    """A table of the first flags of each kind, as Markdown; flags are in the order of their kinds."""
+    kinds = groupby(flags, key=lambda flag: flag.kind)
+    worst = [flag for _, of in kinds for flag in islice(of, MOST_FLAGS)]
+    return TABLES.fill("flagged_images", worst, results=results).markdown() if worst else ""
+
+
+def repeat_table(
+    model: Model, batches: Sequence[Batch], targets: Mapping[str, int], settings: LocaliseSettings
+) -> Table:
+    """By method: similarity of the maps of the same images under other seeds, over all pairs of seeds."""
+    correlations: dict[str, list[float]] = {method: [] for method in settings.methods}
+    overlaps: dict[str, list[float]] = {method: [] for method in settings.methods}
+    for batch in batches:
+        classes = [targets[name] for name in batch.ids]
+        seeds = range(settings.seed, settings.seed + settings.repeats)
+        made = [
+            explain(model, batch.images, settings.methods, classes, settings.layer, seed) for seed in seeds
+        ]
+        for method in settings.methods:
+            for first, second in combinations([maps[method] for maps in made], 2):
+                correlations[method] += map_similarity(first, second)["spearman"].tolist()
+                overlaps[method] += overlaps_of(first, second, settings.budget)
+    rows = (
+        (m, mean_value(correlations[m], settings.seed), mean_value(overlaps[m], settings.seed),
+         min((v for v in overlaps[m] if not math.isnan(v)), default=math.nan))
+        for m in settings.methods
+    )  # fmt: skip
+    images, budget = sum(len(batch.ids) for batch in batches), f"{settings.budget:.0%}"
+    return TABLES.fill("repeats", rows, images=images, repeats=settings.repeats, budget=budget)
+
+
+def report_figures(results: LocaliseResults) -> dict[str, Any]:
+    """Scores against the budget, and mean deletion and insertion curves."""
+    tenths, percents = range(0, 101, 10), [100 * budget for budget in results.budgets]
+    real, floors = ([m for m in results.methods if is_floor(m) == is_] for is_ in (False, True))
+    styles = {m: line_style(k) for k, m in enumerate(real)} | {
+        m: {"color": GREY, "linestyle": DASHES[k % 3], "linewidth": 1.2} for k, m in enumerate(floors)
+    }
+    located, walked = [], []
+    for metric in ("mask_iou", "box_iou", "inside"):
+        curves = [Line(percents, results.budget_curve(m, metric), m, styles[m]) for m in results.methods]
+        if metric == "mask_iou":
+            reachable = results.budget_curve(results.methods[0], "reachable")
+            curves.append(Line(percents, reachable, "reachable", {"color": "black", "linewidth": 0.8}))
+        axes = {"title": TITLES[metric], "ylim": (0, 1.02), "xlabel": "kept pixels, %"}
+        located.append(Panel(curves, axes, [100 * results.budget]))
+    for kind in ("deletion", "insertion"):
+        means = {m: [results.macro(m, f"{kind}_at_{p}").value for p in tenths] for m in results.methods}
+        axes = {"title": kind, "ylim": (0, 1.02), "xlabel": "pixels, %", "ylabel": "probability of the class"}
+        walked.append(Panel([Line(tenths, of, m, styles[m]) for m, of in means.items()], axes))
+    return {
+        name: figures.lines([panels], 3.1 * len(panels) + 1.8, 3.2)
+        for name, panels in (("budgets", located), ("faithfulness", walked))
+    }

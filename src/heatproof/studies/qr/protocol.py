@@ -5,36 +5,27 @@
     run       every light method on every code, for the regimes: structure        OUT/run       (Table 2)
               those and the heavy ones on some codes: insertion, deletion         OUT/subset
               the deeper trainings; lambda x alpha                                OUT/depth, OUT/ablation
-    measure   distorted codes, occluded parts, milliseconds per image           OUT/measured  (Tables 3, 4)
+    measure   distorted codes, occluded parts, scenes, edits, speed               OUT/measured  (Tables 3, 4)
     report    Tables 2 to 6, Figures 4 and 5, answers to the paper's questions    OUT/summary.md
 
 Several seeds repeat everything behind the data: the first lies in OUT itself, the others in OUT/seeds/1, ...
-Everything can be stopped at any moment and resumed by the same call: the runs are ordinary ones, from study
-files beside them, and in measured/ a unit is one regime, one method and one distortion, so that a method that
-is added later costs only its own maps. Its rows:
+A study that was stopped is resumed by the same call. In measured/ a unit is one regime, one method and one
+distortion, so that a method that is added later costs only its own maps. Its rows:
 
     bl(rotation=0.25), fmr(...), tmr(...)    of a distorted code; bl(clean=0) of the same code as it is
     drop_finder, drop_timing                 fall of the class's logit without that part; no method
-    ms                                       milliseconds to explain one image, about no image
-
-Rows of scenes, with the share of a map's positive mass on each side and what its best pixels mark:
-
-    scene_codes         mass on all codes                 scene_distractors   mass on what is none
+    scene_codes, scene_distractors           mass on all codes of a scene, and on what is none
     scene_found         share of the codes of which the best pixels (as many as codes have) mark half or more
     scene_weakest       mass of the code that gets least, against an even share
-
-Rows of edits, with `old` and `new` the places where the finder was and is:
-
-    edit_leaves(move)   mass on `old` before the edit, less that after it
-    edit_arrives(move)  mass on `new` after the edit, less that before it
+    edit_leaves(move)   mass where the finder was, before the edit less after it
+    edit_arrives(move)  mass where the finder is now, after the edit less before it
     edit_drop(move)     fall of the class's logit; no method
+    ms                  milliseconds of hp.explain() for one image, about no image: the median of 3 to 15
+                        calls, after two to warm up
 
-Time is that of hp.explain() for one method and one image, with the model's passes: the median of 3 to 15
-calls, after two to warm up. chakraborty2025cambench.
-
-Deviations: where there are no ImageNet weights, the backbone learns a proxy task first (trainings.py), and
-the page says so; masks are distorted with the image; every number carries a 95 % interval; floors (random,
-edges) stand beside the methods; times include the model's passes.
+Deviations from chakraborty2025cambench: where there are no ImageNet weights, the backbone learns a proxy task
+first (trainings.py), and the page says so; masks are distorted with the image; every number carries a 95 %
+interval; floors (random, edges) stand beside the methods; times include the model's passes.
 """
 
 from __future__ import annotations
@@ -46,7 +37,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -56,16 +48,9 @@ from torch import Tensor
 from heatproof.disk import write_whole
 from heatproof.errors import InputError, StoreError
 from heatproof.explain.api import explain, read_methods
+from heatproof.images import codes as drawing
 from heatproof.images import open_source
-from heatproof.images.codes import (
-    EDITS,
-    MANIFEST,
-    Edited,
-    QRSet,
-    edit_finders,
-    make_scenes,
-    versions_that_fit,
-)
+from heatproof.images.codes import EDITS, MANIFEST, Edited, QRSet
 from heatproof.images.distort import DISTORTIONS, SEVERITIES, distort
 from heatproof.images.patterns import find_photos
 from heatproof.images.symbols import find_symbol
@@ -99,6 +84,8 @@ MARKED = 0.5  # of a code's pixels among the best ones
 CODES, DISTRACTORS = 2, 1
 UNDONE = "the finder could not be edited so"
 WARM_UP, FEWEST, MOST, SECONDS = 2, 3, 15, 1.0
+# Method, its scores, and their names in the rows where they are others.
+Scored = Iterator[tuple[str, PerImage, Mapping[str, str] | None]]
 
 
 @dataclass(frozen=True)
@@ -131,7 +118,7 @@ def check(settings: QrSettings) -> QrSettings:
     different = {(r.entry.name, repr(sorted(r.options.items()))) for r in read_methods(methods)}
     if len(different) < len(methods):
         raise InputError("a method is named twice among --methods and --heavy; leave one out")
-    versions_that_fit(find_symbol(settings.symbol), None, (settings.size, settings.size))
+    drawing.versions_that_fit(find_symbol(settings.symbol), None, (settings.size, settings.size))
     find_photos(settings.photos)
     counts = {
         name: min(getattr(settings, name), settings.test) for name in ("subset", "robust", "causal", "edits")
@@ -267,39 +254,39 @@ class Probe:
     def robustness(self) -> Iterator[UnitGroup]:
         """Mass on the parts of distorted codes, whose masks were distorted with them."""
         codes = self.codes(self.settings.robust)
+
+        @lru_cache(len(SEVERITIES))  # shared by the regimes
+        def distorted(kind: str, level: float) -> tuple[np.ndarray, Mapping[str, np.ndarray]]:
+            if kind == CLEAN:
+                return codes.pictures, codes.masks
+            images, masks = distort(codes.pictures, kind, level, self.settings.seed, codes.masks)
+            return images, masks or {}
+
+        def score(kind: str, levels: Sequence[float], regime: str, methods: Sequence[str]) -> Scored:
+            for level in levels:
+                images, masks = distorted(kind, level)
+                for method, maps in self.explained(regime, images, methods).items():
+                    scores = structure(maps, masks["finder"], masks["timing"], masks["box"])
+                    yield method, scores, {mass: at(mass, kind, level) for mass in MASSES}
+
         for kind in (CLEAN, *DISTORTIONS):
             levels = SEVERITIES[:1] if kind == CLEAN else SEVERITIES[1:]
             names = [at(mass, kind, level) for level in levels for mass in MASSES]
             title = f"{len(codes.labels)} codes, {kind}: {', '.join(f'{level:g}' for level in levels)}"
-            units = self.units(names, len(codes.labels), self.settings.every_method)
-            yield UnitGroup(units, partial(self.distorted_rows, codes, kind, levels), title=title)
-
-    def distorted_rows(
-        self, codes: QRSet, kind: str, levels: Sequence[float], units: Sequence[Unit]
-    ) -> Iterator[UnitRows]:
-        rows: dict[str, list[Score]] = defaultdict(list)
-        for level in levels:
-            images, masks = codes.pictures, codes.masks
-            if kind != CLEAN:
-                moved = distort(codes.pictures, kind, level, self.settings.seed, codes.masks)
-                images, masks = moved[0], moved[1] or {}
-            named = {mass: at(mass, kind, level) for mass in MASSES}
-            for unit, maps in self.explained_units(images, units):
-                scores = structure(maps, masks["finder"], masks["timing"], masks["box"])
-                rows[unit.hash] += self.rows(unit, scores, named)
-        yield from ((unit, rows[unit.hash], {}) for unit in units)
+            yield self.group(names, len(codes.labels), partial(score, kind, levels), title)
 
     def causality(self) -> Iterator[UnitGroup]:
         """Decrease of the class's logit when a part is occluded."""
         codes = self.codes(self.settings.causal)
-        masks = {part: codes.masks[part] for part in PARTS}
+        masks, targets = {p: codes.masks[p] for p in PARTS}, torch.full((len(codes.labels),), CODE)
 
-        def drops(model: Model) -> PerImage:
-            targets = torch.full((len(codes.labels),), CODE)
-            return part_occlusion(masks, targets, model=model, images=ready(model, codes.pictures))
+        def score(regime: str, _: Sequence[str]) -> Scored:
+            model = self.models[regime]
+            images = ready(model, codes.pictures)
+            yield "", part_occlusion(masks, targets, model=model, images=images), None
 
         title = f"{len(codes.labels)} codes without their finder or timing patterns"
-        yield self.without_maps([f"drop_{part}" for part in PARTS], len(codes.labels), drops, title)
+        yield self.group([f"drop_{part}" for part in PARTS], len(codes.labels), score, title, [""])
 
     def scenes(self) -> Iterator[UnitGroup]:
         """Every method on scenes with two codes and a distractor; nothing where they do not fit the image."""
@@ -307,7 +294,7 @@ class Probe:
         if not count:
             return
         try:
-            scenes = make_scenes(
+            scenes = drawing.make_scenes(
                 count, given.size, given.seed, symbol=given.symbol, codes=CODES, distractors=DISTRACTORS,
                 photos=given.photos,
             )  # fmt: skip
@@ -315,100 +302,80 @@ class Probe:
             self.progress.say(f"no scenes with several codes: {error}")
             return
 
-        def compute(units: Sequence[Unit]) -> Iterator[UnitRows]:
-            for unit, maps in self.explained_units(scenes.pictures, units):
-                scores = scene_scores(maps, scenes.codes, scenes.distractors)
-                yield unit, self.rows(unit, scores, ids=[f"scene {i}" for i in range(count)]), {}
+        def score(regime: str, methods: Sequence[str]) -> Scored:
+            for method, maps in self.explained(regime, scenes.pictures, methods).items():
+                yield method, scene_scores(maps, scenes.codes, scenes.distractors), None
 
         title = f"{count} scenes with {CODES} codes and {DISTRACTORS} distractor"
-        yield UnitGroup(self.units(SCENE, count, given.every_method), compute, title=title)
+        yield self.group(SCENE, count, score, title, ids=[f"scene {i}" for i in range(count)])
 
     def edits(self) -> Iterator[UnitGroup]:
         """Every method on codes before and after one finder was removed, moved and swapped."""
         if not self.settings.edits:
             return
         codes, before = self.codes(self.settings.edits), dict[tuple[str, str], Maps]()
+
+        def drop(kind: str, edited: Edited, regime: str, _: Sequence[str]) -> Scored:
+            yield "", edit_drops(codes.pictures, edited, kind, self.models[regime]), None
+
+        def score(kind: str, edited: Edited, regime: str, methods: Sequence[str]) -> Scored:
+            if new := [method for method in methods if (regime, method) not in before]:
+                made = self.explained(regime, codes.pictures, new)
+                before.update({(regime, method): maps for method, maps in made.items()})
+            for method, maps in self.explained(regime, edited.pictures, methods).items():
+                yield method, edit_scores(before[regime, method], maps, edited, kind), None
+
         for kind in EDITS:
-            edited = edit_finders(codes, kind, self.settings.seed)
+            edited = drawing.edit_finders(codes, kind, self.settings.seed)
             if not edited.done.any():
                 self.progress.say(f"no code has a finder that could be edited ({kind})")
                 continue
-            count, title = len(codes.labels), f"{int(edited.done.sum())} codes, one finder edited: {kind}"
-            drops = partial(edit_drops, codes.pictures, edited, kind)
-            yield self.without_maps([f"edit_drop({kind})"], count, drops)
+            yield self.group(
+                [f"edit_drop({kind})"], len(codes.labels), partial(drop, kind, edited), methods=[""]
+            )
             names = [f"edit_{what}({kind})" for what in ("leaves", "arrives")]
-            compute = partial(self.edited_rows, codes, edited, kind, before)
-            units = self.units(names, self.settings.edits, self.settings.every_method)
-            yield UnitGroup(units, compute, title=title)
-
-    def edited_rows(
-        self, codes: QRSet, edited: Edited, kind: str, before: dict[tuple[str, str], Maps],
-        units: Sequence[Unit],
-    ) -> Iterator[UnitRows]:  # fmt: skip
-        """before: maps of the unedited codes by regime and method, shared by the kinds of edits."""
-        new = [unit for unit in units if (unit.checkpoint, unit.methods[0]) not in before]
-        before |= {
-            (u.checkpoint, u.methods[0]): maps for u, maps in self.explained_units(codes.pictures, new)
-        }
-        for unit, maps in self.explained_units(edited.pictures, units):
-            scores = edit_scores(before[unit.checkpoint, unit.methods[0]], maps, edited, kind)
-            yield unit, self.rows(unit, scores), {}
+            title = f"{int(edited.done.sum())} codes, one finder edited: {kind}"
+            yield self.group(names, self.settings.edits, partial(score, kind, edited), title)
 
     def speed(self) -> Iterator[UnitGroup]:
         """Milliseconds per image of every method alone."""
         code = self.codes(1).pictures
 
-        def compute(units: Sequence[Unit]) -> Iterator[UnitRows]:
-            for unit in units:
-                value = milliseconds(partial(self.explained, unit.checkpoint, code, unit.methods))
-                row = (self.settings.model, unit.checkpoint, "", None, CODE, unit.methods[0], "ms", value)
-                yield unit, [Score(*row)], {}
+        def score(regime: str, methods: Sequence[str]) -> Scored:
+            for method in methods:
+                value = milliseconds(partial(self.explained, regime, code, (method,)))
+                yield method, PerImage({"ms": torch.tensor([value], dtype=torch.float64)}), None
 
         every = (*self.settings.every_method, *self.settings.heavy)
-        yield UnitGroup(self.units(["ms"], 1, every), compute, title=f"speed of {len(every)} methods")
+        yield self.group(["ms"], 1, score, f"speed of {len(every)} methods", every, [""])
 
-    def without_maps(
-        self, names: Sequence[str], count: int, scores: Callable[[Model], PerImage], title: str = ""
-    ) -> UnitGroup:
-        """A unit for each regime, about its network and no method."""
+    def group(
+        self, names: Sequence[str], count: int, score: Callable[[str, Sequence[str]], Scored],
+        title: str = "", methods: Sequence[str] | None = None, ids: Sequence[str] | None = None,
+    ) -> UnitGroup:  # fmt: skip
+        """A unit for each regime and method ("": of the network alone), whose rows are those of `score`."""
 
         def compute(units: Sequence[Unit]) -> Iterator[UnitRows]:
-            return ((unit, self.rows(unit, scores(self.models[unit.checkpoint])), {}) for unit in units)
+            for regime in REGIMES:
+                mine = {"".join(unit.methods): unit for unit in units if unit.checkpoint == regime}
+                rows: dict[str, list[Score]] = defaultdict(list)
+                for method, scores, named in score(regime, tuple(mine)) if mine else ():
+                    about = self.settings.model, regime
+                    for key, name in (named or {key: key for key in scores}).items():
+                        values = scores[key].double().tolist(), scores.reasons(key)
+                        rows[method] += [
+                            Score(*about, image, CODE if image else None, CODE, method, name, value, reason)
+                            for image, value, reason in zip(ids or self.ids, *values, strict=False)
+                        ]
+                yield from ((unit, rows[method], {}) for method, unit in mine.items())
 
-        return UnitGroup(self.units(names, count, [""]), compute, title=title)
-
-    def units(self, metrics: Sequence[str], count: int, methods: Sequence[str]) -> list[Unit]:
-        return [
-            Unit(regime, (0, count), (method,) if method else (), tuple(metrics), self.seed)
-            for regime in REGIMES
-            for method in methods
-        ]
-
-    def explained_units(self, images: np.ndarray, units: Sequence[Unit]) -> Iterator[tuple[Unit, Maps]]:
-        """The maps of each unit's method, in one call for each regime."""
-        for regime in REGIMES:
-            mine = {unit.methods[0]: unit for unit in units if unit.checkpoint == regime}
-            if mine:
-                maps = self.explained(regime, images, tuple(mine))
-                yield from ((unit, maps[method]) for method, unit in mine.items())
+        pairs = product(REGIMES, self.settings.every_method if methods is None else methods)
+        units = [Unit(r, (0, count), (m,) if m else (), tuple(names), self.seed) for r, m in pairs]
+        return UnitGroup(units, compute, title=title)
 
     def explained(self, regime: str, images: np.ndarray, methods: Sequence[str]) -> Mapping[str, Maps]:
         model = self.models[regime]
         return explain(model, ready(model, images), methods, CODE, self.settings.layer, self.seed)
-
-    def rows(
-        self, unit: Unit, scores: PerImage, named: Mapping[str, str] | None = None,
-        ids: Sequence[str] | None = None,
-    ) -> list[Score]:  # fmt: skip
-        """named: the scores to take, with their names in the rows; default: all."""
-        method = "".join(unit.methods)
-        return [
-            Score(self.settings.model, unit.checkpoint, image, CODE, CODE, method, name, value, reason)
-            for key, name in (named or {key: key for key in scores}).items()
-            for image, value, reason in zip(
-                ids or self.ids, scores[key].double().tolist(), scores.reasons(key), strict=False
-            )
-        ]
 
 
 def ready(model: Model, images: np.ndarray) -> Tensor:

@@ -7,19 +7,17 @@ means of a value of each code, and their intervals draw codes all the same:
                  own m(s) / m(0) is not averaged: where m(0) is near zero, the ratio is huge.
     causality    Spearman's rho over codes
 
-The tables are declared in tables.toml. Published rows (cambench.json) stand below ours for reference and are
+The tables are declared in tables.toml. Published rows stand below ours for reference and are
 not ranked, and neither are the floors (random, edges). Over seeds, a cell is the mean of the seeds' values
 with the 95 % interval of Student's t; n counts seeds. Cite: chakraborty2025cambench.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from importlib.resources import files
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -46,19 +44,11 @@ CLEAN = "clean"
 RUNS = ("run", "depth", "ablation", "subset", "measured")  # all codes before some of them
 
 BACKBONES = {"resnet50": "ResNet-50", "convnext_base": "ConvNeXt-B"}
-_PUBLISHED: dict[str, Any] = json.loads(
-    files("heatproof.studies.qr").joinpath("cambench.json").read_text(encoding="utf-8")
-)
-ByRegime = dict[str, dict[str, list[float]]]  # regime -> method -> numbers
-TABLE_2: dict[str, ByRegime] = _PUBLISHED["table_2"]  # by backbone: BL, FMR, TMR, DtS, ms per image
-TABLE_3: ByRegime = _PUBLISHED["table_3"]  # BL slope, FMR-AURC, TMR-AURC; the backbone is not named
-# rho of FMR with the drop without finders, of TMR with the drop without timing; the backbone is not named
-TABLE_4: ByRegime = _PUBLISHED["table_4"]
-# by depth: BL, FMR, TMR, DtS, per cent of the parameters; ResNet-50, EigenGrad-CAM
-TABLE_5: dict[str, list[float]] = _PUBLISHED["table_5"]
-# (lambda, alpha): BL, FMR, TMR, accuracy; ResNet-50, no explainer is named
-TABLE_6 = {(lam, alpha): tuple(numbers) for lam, alpha, *numbers in _PUBLISHED["table_6"]}
-TABLES = TableFile("heatproof.studies.qr")
+OURS = "ours"
+AGGREGATIONS = {
+    "subspace": ("eigencam", "eigengradcam"),
+    "layer-wise": ("layercam", "hirescam", "ms-gradcam++", "fullgrad"),
+}
 
 ByImage = Mapping[str, float]
 Columns = dict[tuple[str, str, str], dict[str, float]]  # checkpoint, method, metric -> image -> value
@@ -95,40 +85,27 @@ class Results:
     sizes: Mapping[str, float] = field(default_factory=dict)  # share of the image that each code covers
 
     def column(self, checkpoint: str, method: str, metric: str, runs: Sequence[str] = RUNS) -> ByImage:
-        """From the first of these runs that has it."""
-        key = checkpoint, method, metric
-        return next((self.runs[run][key] for run in runs if key in self.runs.get(run, {})), {})
+        """From the first of these runs that has it; a metric of the network alone serves every method."""
+        keys = (checkpoint, method, metric), (checkpoint, "", metric)
+        known = (self.runs[run].get(key) for run in runs if run in self.runs for key in keys)
+        return next((of for of in known if of is not None), {})
 
     def mean(self, checkpoint: str, method: str, metric: str, runs: Sequence[str] = RUNS) -> Value:
         return mean_value(self.column(checkpoint, method, metric, runs).values(), self.seed)
 
-    def count(self, checkpoint: str, method: str, metric: str) -> int:
-        return len(self.column(checkpoint, method, metric))
-
-    def undefined_share(self, checkpoint: str, method: str, metric: str) -> float:
-        values = self.column(checkpoint, method, metric)
-        return (len(values) - defined(values)) / max(1, len(values))
-
-    def empty_share(self, checkpoint: str, method: str) -> float:
-        """Of the maps of all codes."""
-        return self.mean(checkpoint, method, "degenerate").value
-
-    def network_mean(self, checkpoint: str, _: str, metric: str) -> Value:
-        """Of a metric that is about no method."""
-        return self.mean(checkpoint, "", metric)
+    def defined(self, checkpoint: str, method: str, *metrics: str, runs: Sequence[str] = RUNS) -> int:
+        """Number of images with a value of all these metrics."""
+        columns = [self.column(checkpoint, method, metric, runs) for metric in metrics]
+        return sum(not any(math.isnan(of.get(image, math.nan)) for of in columns) for image in columns[0])
 
     def mean_of_methods(self, checkpoint: str, methods: str, metric: str) -> float:
         return mean_value(self.mean(checkpoint, m, metric).value for m in split_calls(methods)).value
 
-    def accuracy(self, checkpoint: str, _: str = "") -> float:
+    def accuracy(self, checkpoint: str) -> float:
         """On the test codes and negatives, at the end of a training."""
         return self.trained.histories[checkpoint].epochs[-1].accuracy
 
-    def trained_per_cent(self, checkpoint: str, _: str) -> float:
-        """Of the parameters."""
-        return 100 * next(self.trained.shares[depth] for depth in DEPTHS if depth_name(depth) == checkpoint)
-
-    @cached_property
+    @property
     def twins(self) -> list[list[str]]:
         """Light methods with equal leakage on every code under every regime, so that their maps are equal."""
         groups: list[tuple[np.ndarray, list[str]]] = []
@@ -141,9 +118,6 @@ class Results:
             else:
                 groups.append((mine, [method]))
         return [members for _, members in groups if len(members) > 1]
-
-    def milliseconds(self, regime: str, method: str) -> float:
-        return self.column(regime, method, "ms").get("", math.nan)
 
     def curves(self, regime: str, method: str, mass: str) -> np.ndarray:
         """Array "n d s" of every distorted code."""
@@ -168,59 +142,28 @@ class Results:
         line = mean_curves(self.curves(regime, method, "bl"))[list(DISTORTIONS).index(kind)]
         return float(bl_slope(line[None], SEVERITIES)["bl_slope"])
 
-    def causal_pairs(self, regime: str, method: str, part: str) -> tuple[ByImage, ByImage]:
-        """The mass on a part, and the fall of the logit without it."""
-        mass = self.column(regime, method, {"finder": "fmr", "timing": "tmr"}[part])
-        return mass, self.column(regime, "", f"drop_{part}")
+    def rho(self, checkpoint: str, method: str, first: str, second: str, runs: Sequence[str] = RUNS) -> Value:
+        """Spearman's rho of two metrics, over the codes that have both."""
+        x, y = (self.column(checkpoint, method, metric, runs) for metric in (first, second))
+        shared = [image for image in x if image in y]
+        return rho_value([x[i] for i in shared], [y[i] for i in shared], self.seed)
 
-    def causality(self, regime: str, method: str, part: str) -> Value:
-        """Spearman's rho of both."""
-        return self._rho(*self.causal_pairs(regime, method, part))
-
-    def causal_count(self, regime: str, method: str) -> int:
-        return defined(*self.causal_pairs(regime, method, "finder"))
-
-    def causality_at_size(self, regime: str, method: str, part: str, how: str) -> Value:
+    def rho_at_size(
+        self, regime: str, method: str, mass: str, drop: str, how: Callable[[np.ndarray], float]
+    ) -> Value:
         """Rank correlation among codes of similar size (within_thirds), or without its effect (partial_rho).
 
         Large codes have large parts and lose more without them, which even a random map shows.
         """
-        first, second = self.causal_pairs(regime, method, part)
-        shared = [i for i in first if i in second and i in self.sizes]
-        columns = np.array([(first[i], second[i], self.sizes[i]) for i in shared]).reshape(-1, 3)
-        return controlled(columns[np.isfinite(columns).all(1)], AT_SIZE[how], self.seed)
-
-    def edit_rho(self, regime: str, method: str, kind: str) -> Value:
-        """Spearman's rho of the mass that leaves an edited finder with the fall of the logit."""
-        leaves = self.column(regime, method, f"edit_leaves({kind})")
-        return self._rho(leaves, self.column(regime, "", f"edit_drop({kind})"))
-
-    def area(self, regime: str, method: str, metric: str) -> Value:
-        """Mean insertion or deletion."""
-        return self.mean(regime, method, metric, self.curve_runs)
-
-    def area_rho(self, regime: str, method: str, metric: str) -> Value:
-        """Spearman's rho of the StructureScore with insertion or deletion."""
-        names = ("structure_score", metric)
-        return self._rho(*(self.column(regime, method, name, self.curve_runs) for name in names))
-
-    def area_count(self, regime: str, method: str) -> int:
-        return defined(self.column(regime, method, "insertion", self.curve_runs))
+        x, y = (self.column(regime, method, metric) for metric in (mass, drop))
+        rows = [(x[i], y[i], self.sizes[i]) for i in x if i in y and i in self.sizes]
+        columns = np.array(rows).reshape(-1, 3)
+        return controlled(columns[np.isfinite(columns).all(1)], how, self.seed)
 
     @property
     def curve_runs(self) -> list[str]:
         """Where insertion and deletion are: on all codes, or on some of them."""
         return ["run", "subset"] if self.settings.curves == "all" else ["subset"]
-
-    def _rho(self, first: ByImage, second: ByImage) -> Value:
-        """Spearman's, over the codes that both have."""
-        shared = [image for image in first if image in second]
-        return rho_value([first[i] for i in shared], [second[i] for i in shared], self.seed)
-
-
-def defined(*columns: ByImage) -> int:
-    """How many images have a value in all columns."""
-    return sum(not any(math.isnan(of.get(image, math.nan)) for of in columns) for image in columns[0])
 
 
 def mean_curves(curves: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
@@ -280,12 +223,7 @@ def _interval(draws: np.ndarray) -> tuple[float, float] | None:
     return percentile_interval(draws) if np.isfinite(draws).any() else None
 
 
-OURS = "ours"
-AT_SIZE = {"within_thirds": within_thirds, "partial_rho": partial_rho}
-AGGREGATIONS = {
-    "subspace": ("eigencam", "eigengradcam"),
-    "layer-wise": ("layercam", "hirescam", "ms-gradcam++", "fullgrad"),
-}
+TABLES = TableFile("heatproof.studies.qr", within_thirds=within_thirds, partial_rho=partial_rho)
 
 
 @dataclass(frozen=True)
@@ -303,7 +241,8 @@ class TableRow:
 
 def qr_table(results: Results, name: str) -> Table:
     """A table of tables.toml: our rows, then the published ones."""
-    settings, backbone = results.settings, backbone_of(results.settings.model)
+    settings, spec = results.settings, TABLES.content[name]
+    backbone = next((title for part, title in BACKBONES.items() if part in settings.model), "ResNet-50")
     rows: dict[str, Iterable[Sequence[Any]]] = {
         "listed": product(REGIMES, settings.listed),
         "light": product(REGIMES, settings.light),
@@ -314,32 +253,23 @@ def qr_table(results: Results, name: str) -> Table:
         "axes": axis_rows([m for m in settings.listed if not is_floor(m)]),
     }
     words = {
-        "backbone": backbone, "device": results.device,
+        "results": results, "backbone": backbone, "device": results.device,
         "distortions": ", ".join(DISTORTIONS).replace("_", " "),
         "twins": "".join(f" The same maps here, up to rounding: {', '.join(of)}." for of in results.twins),
     }  # fmt: skip
-    spec = TABLES.content[name]
     published = [(spec["source"].format(**words), *row) for row in published_rows(name, backbone)]
-    own = [TableRow(results, *row) for row in rows[spec["rows"]]]
-    return TABLES.fill(name, own, published, **words)
+    return TABLES.fill(name, (TableRow(results, *row) for row in rows[spec["rows"]]), published, **words)
 
 
-def published_rows(name: str, backbone: str) -> list[Any]:
-    """The paper's rows of a table, without their source."""
-    by_regime: dict[str, Any] = {
-        "table-2": TABLE_2[backbone], "table-3": TABLE_3, "table-4": TABLE_4,
-        "coverage": {
-            regime: {m: [None] * 4 + [mass_score(backbone, regime, m)] for m in methods}
-            for regime, methods in TABLE_2[backbone].items()
-        },
-    }  # fmt: skip
-    if name in by_regime:
-        return [(regime, m, *cells) for regime in REGIMES for m, cells in by_regime[name][regime].items()]
-    others = {
-        "table-5": [(depth, "eigengradcam", *cells) for depth, cells in TABLE_5.items()],
-        "table-6": [("not named", *cell, *numbers) for cell, numbers in TABLE_6.items()],
-    }
-    return others.get(name, [])
+def published_rows(name: str, backbone: str) -> list[Sequence[Any]]:
+    """The paper's rows of a table, without their source; mass scores of its Figure 5 follow from Table 2."""
+    if name == "coverage":
+        return [
+            (regime, method, *[None] * 4, float(structure_score(finder, timing, leakage, distance)))
+            for regime, method, leakage, finder, timing, distance, _ in published_rows("table-2", backbone)
+        ]
+    rows = TABLES.content[name].get("published", [])
+    return list(rows[backbone] if isinstance(rows, dict) else rows)
 
 
 def axis_rows(methods: Sequence[str]) -> list[tuple[str, str, tuple[str, str]]]:
@@ -383,25 +313,10 @@ def tables(results: Results) -> dict[str, Table]:
     first = REGIMES[0], results.settings.light[0]
     there = {
         "table-5": results.settings.depth_study, "table-6": results.settings.ablation,
-        "scenes": results.count(*first, "scene_codes"),
-        "edits": results.count(*first, f"edit_leaves({EDITS[0]})"),
+        "scenes": results.column(*first, "scene_codes"),
+        "edits": results.column(*first, f"edit_leaves({EDITS[0]})"),
     }  # fmt: skip
     return {name: qr_table(results, name) for name in TABLES.content if there.get(name, True)}
-
-
-def backbone_of(model: str) -> str:
-    """The published backbone to set beside a network: its own where it is one of the two, else ResNet-50.
-
-    >>> backbone_of("torchvision:convnext_base"), backbone_of("small")
-    ('ConvNeXt-B', 'ResNet-50')
-    """
-    return next((title for name, title in BACKBONES.items() if name in model), "ResNet-50")
-
-
-def mass_score(backbone: str, regime: str, method: str) -> float:
-    """The StructureScore of the paper's Figure 5, from its Table 2."""
-    leakage, finder, timing, distance, _ = TABLE_2[backbone][regime][method]
-    return float(structure_score(finder, timing, leakage, distance))
 
 
 def over_seeds(seeds: Sequence[Table]) -> Table:
@@ -441,16 +356,6 @@ def apart(first: Cell, second: Cell) -> int:
     if not (isinstance(first, Value) and isinstance(second, Value) and first.interval and second.interval):
         return 0
     return (first.interval[0] > second.interval[1]) - (first.interval[1] < second.interval[0])
-
-
-def flips(seeds: Sequence[Table], column: str) -> list[tuple[str, str, str]]:
-    """(regime, method, method): pairs that two seeds rank in opposite orders, each beyond its intervals."""
-    flipped: list[tuple[str, str, str]] = []
-    for regime in REGIMES:
-        cells = [ours(table, regime, column) for table in seeds]
-        pairs = ((a, b) for a, b in product(cells[0], repeat=2) if a < b)
-        flipped += [(regime, a, b) for a, b in pairs if {-1, 1} <= {apart(of[a], of[b]) for of in cells}]
-    return flipped
 
 
 def ours(table: Table, group: str, column: str, paper: bool = False) -> dict[str, Cell]:

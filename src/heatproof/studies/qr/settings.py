@@ -80,9 +80,7 @@ class QrSettings(Settings):
     @property
     def every_method(self) -> tuple[str, ...]:
         """The light ones with the floors, as they are scored on all codes."""
-        from heatproof.studies.common import (
-            with_floors,
-        )  # imports torch, which a list of options does not need
+        from heatproof.studies.common import with_floors  # imports torch: not for a list of options
 
         return with_floors(self.methods, FLOORS)
 

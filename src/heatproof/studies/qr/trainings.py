@@ -178,49 +178,37 @@ def train_all(
     settings: QrSettings, folder: Path, seed: int, sets: Sets, training: ProgressCallback | None = None
 ) -> Trained:
     """Run or resume all trainings of one seed; accuracies are those on the test images."""
-    model, histories = start(settings, folder, seed, training)
+    histories: dict[str, History] = {}
+
+    def learn(name: str, train: Data, valid: Data, recipe: Recipe) -> None:
+        """Run one training; its last weights are copied to the checkpoint name of the rows."""
+        where, target = folder / "training" / name, folder / "weights" / f"{name}.safetensors"
+        listen = None if training is None else partial(training, name)
+        histories[name] = fit(model, train, valid, recipe, where, seed, [recipe.epochs], listen)
+        source = weights_file(where, recipe.epochs)
+        if not target.exists() or target.read_bytes() != source.read_bytes():
+            write_whole({target: partial(shutil.copyfile, source)})
+
+    if uses_proxy(settings):
+        kinds = {kind: label for label, kind in enumerate(negatives_of(find_symbol(settings.symbol)))}
+        model = build(settings, folder, seed, len(kinds))
+        counts = settings.proxy, max(settings.proxy // 5, 2 * len(kinds))
+        drawn = [draw(settings, use, count) for use, count in enumerate(counts, 2)]
+        data, valid = (as_data(made, np.array([kinds[k] for k in made.kinds.tolist()])) for made in drawn)
+        phase = Phase(settings.proxy_epochs, settings.proxy_lr, "all", name="proxy")
+        learn(BASE, data, valid, Recipe((phase,), settings.train_batch, amp=settings.amp))
+        model = new_head(model, len(CLASSES), seed=seed)
+    else:
+        model = build(settings, folder, seed, len(CLASSES))
     beginning = {name: tensor.clone() for name, tensor in model.module.state_dict().items()}
     data, valid = map(as_data, sets)
     for name, recipe in recipes(settings).items():
         model.module.load_state_dict(beginning)
-        histories[name] = learn(model, data, valid, recipe, folder, name, seed, training)
-    return Trained(histories, trained_shares(model, data) if settings.depth_study else {})
-
-
-def start(
-    settings: QrSettings, folder: Path, seed: int, training: ProgressCallback | None = None
-) -> tuple[Model, dict[str, History]]:
-    """The backbone with a new head for two classes, and the result of the proxy task if there is one."""
-    if not uses_proxy(settings):
-        return build(settings, folder, seed, len(CLASSES)), {}
-    kinds = {kind: label for label, kind in enumerate(negatives_of(find_symbol(settings.symbol)))}
-    model = build(settings, folder, seed, len(kinds))
-    counts = settings.proxy, max(settings.proxy // 5, 2 * len(kinds))
-    drawn = [draw(settings, use, count) for use, count in enumerate(counts, 2)]
-    train, valid = (as_data(made, np.array([kinds[k] for k in made.kinds.tolist()])) for made in drawn)
-    phase = Phase(settings.proxy_epochs, settings.proxy_lr, "all", name="proxy")
-    recipe = Recipe((phase,), settings.train_batch, amp=settings.amp)
-    history = learn(model, train, valid, recipe, folder, BASE, seed, training)
-    return new_head(model, len(CLASSES), seed=seed), {BASE: history}
-
-
-def learn(
-    model: Model, train: Data, valid: Data, recipe: Recipe, folder: Path, name: str, seed: int,
-    training: ProgressCallback | None,
-) -> History:  # fmt: skip
-    """Run one training; its last weights are copied to the checkpoint name of the rows."""
-    where, target = folder / "training" / name, folder / "weights" / f"{name}.safetensors"
-    listen = None if training is None else partial(training, name)
-    history = fit(model, train, valid, recipe, where, seed, [recipe.epochs], listen)
-    source = weights_file(where, recipe.epochs)
-    if not target.exists() or target.read_bytes() != source.read_bytes():
-        write_whole({target: partial(shutil.copyfile, source)})
-    return history
-
-
-def trained_shares(model: Model, data: Data) -> dict[str, float]:
-    """By depth: the share of the parameters that are trained."""
-    image = model.preprocess.from_bytes(data.images[:1]).to(model.device)
-    sizes = {name: p.numel() for name, p in model.module.named_parameters()}
-    chosen = {depth: trained_parts(model, image, depth).parameters for depth in DEPTHS}
-    return {d: sum(sizes[name] for name in names) / sum(sizes.values()) for d, names in chosen.items()}
+        learn(name, data, valid, recipe)
+    shares = {}
+    if settings.depth_study:
+        image = model.preprocess.from_bytes(data.images[:1]).to(model.device)
+        sizes = {name: p.numel() for name, p in model.module.named_parameters()}
+        chosen = {depth: trained_parts(model, image, depth).parameters for depth in DEPTHS}
+        shares = {d: sum(sizes[name] for name in of) / sum(sizes.values()) for d, of in chosen.items()}
+    return Trained(histories, shares)

@@ -1,0 +1,74 @@
+"""heatproof study qr, localise, contrast: protocols whose help is the file help.txt beside their settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from heatproof.cli._console import broken_table, console, errors, new_table, steps
+from heatproof.cli._study import StudyCommand, finish_study, study_help, terminal_table
+from heatproof.cli.contrast import run_contrast
+from heatproof.run.progress import Progress
+from heatproof.studies.contrast.settings import ContrastSettings
+from heatproof.studies.localise.settings import LocaliseSettings
+from heatproof.studies.qr.settings import FULL, QrSettings
+
+MAX_ASIDE = 10
+SHOWN = ("table-2", "table-3", "table-4", "table-5", "table-6")
+FULL_SIZE = click.Option(
+    ["--full"], is_flag=True, help="The paper's size: ResNet-50, 224 pixels, 600 and 300 codes; a GPU."
+)
+
+
+@click.command("contrast", cls=StudyCommand, settings=ContrastSettings)
+@click.pass_context
+def contrast_command(ctx: click.Context, given: dict[str, Any]) -> None:
+    """Run the contrast test with settings in a file; see `heatproof contrast --help`.
+
+    \b
+    Examples:
+      heatproof study contrast examples/contrast.toml
+      heatproof study contrast --model net.py:make --images pictures --strength 1,0.5
+    """
+    run_contrast(ctx, given)
+
+
+@click.command("localise", cls=StudyCommand, settings=LocaliseSettings, help=study_help("localise"))
+@click.pass_context
+def localise_command(ctx: click.Context, given: dict[str, Any]) -> None:
+    """Localisation and faithfulness under a pixel budget."""
+    from heatproof.studies.localise.protocol import localise_study
+
+    outcome = localise_study(LocaliseSettings(**given), Progress(console))
+    if aside := outcome.sifted.aside:
+        errors.print(new_table(f"{len(aside)} images were set aside", ("image", "reason"), aside[:MAX_ASIDE]))
+    if outcome.run.broken:
+        errors.print(broken_table(outcome.run.broken))
+    for name in ("localisation", "faithfulness"):
+        console.print(terminal_table(outcome.book.tables[name]))
+    finish_study(ctx, outcome.page, aside or outcome.run.broken, before=f"{len(outcome.panels)} panels; ")
+
+
+@click.command("qr", cls=StudyCommand, settings=QrSettings, more={"model": FULL_SIZE}, help=study_help("qr"))
+@click.pass_context
+def qr_command(ctx: click.Context, full: bool, given: dict[str, Any]) -> None:
+    """Mass of maps on the parts of codes."""
+    from heatproof.studies.qr.protocol import qr_study
+    from heatproof.studies.qr.trainings import total_epochs
+
+    settings = QrSettings(**(FULL if full else {}) | given)
+    with steps("training", total_epochs(settings)) as bar:
+
+        def show(name: str, state: Any) -> None:
+            bar.now(f"{name}, epoch {state.epoch}, batch {state.batch} of {state.batches}")
+            if (epoch := state.result) is not None:
+                text = f"{name}: loss {epoch.loss:.3f}, accuracy {epoch.accuracy:.3f}, AUC {epoch.auc:.3f}"
+                bar.done(text if epoch.epoch == state.epochs else None)
+
+        outcome = qr_study(settings, Progress(console), show)
+    made = outcome.book.tables
+    for name in SHOWN:
+        if table := made.get(f"{name}-seeds") or made.get(name):
+            console.print(terminal_table(table))
+    finish_study(ctx, outcome.page, failed=False)
