@@ -26,14 +26,12 @@ from heatproof.metrics.scene import BatchContext
 from heatproof.models import Model
 from heatproof.monitor.measure import Answers, Measured, undisturbed
 from heatproof.monitor.validation_set import ValidationSet
+from heatproof.run.config import read_metrics
 from heatproof.run.engine import UnitGroup, UnitRows, compute_units
-from heatproof.run.group import cells
-from heatproof.run.metrics import read_metrics
-from heatproof.run.plan import PlannedUnit, make_plan
-from heatproof.run.predictions import read_predictions, stored_limits
+from heatproof.run.plan import PlannedUnit, make_plan, read_predictions, stored_limits
 from heatproof.run.progress import Progress
-from heatproof.run.score import RowMaker, measure, only_finite
-from heatproof.run.weights import Checkpoint, weights_hash
+from heatproof.run.score import RowMaker, cells, measure, only_finite
+from heatproof.run.study import Checkpoint, weights_hash
 from heatproof.show import Sheet, middle
 from heatproof.store import Manifest, RunFolder
 from heatproof.store.manifest import SEVERAL

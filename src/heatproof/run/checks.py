@@ -42,12 +42,17 @@ from heatproof.models.model import CONVOLUTIONS, Model, input_channels
 from heatproof.models.names import LITE, model_classes
 from heatproof.models.wrapped import function_in, is_function
 from heatproof.registry import check_volumes, metrics
-from heatproof.run.config import as_config, at
-from heatproof.run.metrics import MetricRequest, in_a_run, read_metrics
+from heatproof.run.config import MetricRequest, as_config, at, in_a_run, read_metrics
 from heatproof.run.plan import code_hashes
-from heatproof.run.study import ALL_CLASSES_UP_TO, LABELS_UNUSED, Renamed, ResolvedStudy
+from heatproof.run.study import (
+    ALL_CLASSES_UP_TO,
+    LABELS_UNUSED,
+    PRETRAINED,
+    Renamed,
+    ResolvedStudy,
+    weights_hash,
+)
 from heatproof.run.study import listed_classes as listed_classes
-from heatproof.run.weights import PRETRAINED, weights_hash
 
 PARTS_OF_A_CODE = ("finder", "timing", "box")
 MOST, AT_ONCE = 256, 32  # images of the first pass

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from heatproof.errors import UnknownNameError
 from heatproof.registry import key_of
 from heatproof.show import plain_table, text
-from heatproof.store.facts import Facts
+from heatproof.store.manifest import Facts
 from heatproof.verdict.rules import matching
 
 SCHEMA = 1

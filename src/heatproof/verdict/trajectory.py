@@ -26,7 +26,7 @@ from heatproof.metrics.results import PerClass
 from heatproof.metrics.stats import as_array
 from heatproof.registry import parse_call
 from heatproof.rows import PRETRAINED, RANDOM, epoch_of
-from heatproof.run.predictions import anchor_of, anchor_probabilities, read_predictions
+from heatproof.run.plan import anchor_of, anchor_probabilities, read_predictions
 from heatproof.store import RunFolder
 from heatproof.train.recipe import GradientNorm
 from heatproof.verdict.epochs import read_gradients

@@ -39,14 +39,11 @@ from heatproof.run.checks import (
     first_answers,
     order_warning,
 )
-from heatproof.run.config import check_network, study_from
-from heatproof.run.engine import resolve_defaults
-from heatproof.run.estimate import CHEAP, Trials
-from heatproof.run.metrics import read_metrics
+from heatproof.run.config import check_network, read_metrics, study_from
+from heatproof.run.engine import CHEAP, Trials, resolve_defaults
 from heatproof.run.plan import PER_MAP, PlannedUnit
 from heatproof.run.progress import spell
-from heatproof.run.study import ResolvedStudy, open_study
-from heatproof.run.weights import LIBRARIES_WITHOUT_WEIGHTS
+from heatproof.run.study import LIBRARIES_WITHOUT_WEIGHTS, ResolvedStudy, open_study
 from heatproof.run.worker import Worker
 from heatproof.store import Manifest, RunFolder
 from heatproof.studies.audit.settings import BATCH, AuditSettings
