@@ -1,17 +1,14 @@
 """Checks of a study before work starts, and the metrics that can be computed for it.
 
-The network is built once, each checkpoint is loaded into it once, and a blank image goes through it, so that
-a weight file that does not fit, a missing layer or a label without a class is reported immediately.
-
-preprocessing   contradicts the native size of the images or what the network declares: a warning
-classes         in another order than the labels suggest: a warning (metrics/classifier.py)
-accuracy        far from the expected one: an error. Far: outside the 99 % interval of the measured
-                accuracy (Clopper-Pearson, up to 256 images) by more than 0.05
+Each checkpoint is loaded once, and a blank image goes through the network, so that a weight file that does
+not fit, a missing layer or a label without a class is reported immediately. Preprocessing that contradicts
+the native size of the images or what the network declares, and classes in another order than the labels
+suggest (metrics/classifier.py), are warnings. An accuracy far from the expected one is an error: outside the
+99 % interval of the measured accuracy (Clopper-Pearson, up to 256 images) by more than 0.05.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -23,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from scipy.stats import binomtest
-from torch import Tensor, nn
+from torch import nn
 
 from heatproof.errors import HeatproofError, InputError
 from heatproof.explain.api import check_insides, explain, read_methods
@@ -32,7 +29,7 @@ from heatproof.explain.providers.function import FromFile
 from heatproof.images import Preprocess, Source, batches
 from heatproof.images.files import Size, picture_size
 from heatproof.images.source import check_annotations, draw
-from heatproof.metrics.classifier import ClassOrder, class_order
+from heatproof.metrics.classifier import class_order
 from heatproof.models.capture import refusal_in_a_sentence
 from heatproof.models.heads import Head, Multilabel
 from heatproof.models.heads.dense import Dense
@@ -42,17 +39,18 @@ from heatproof.models.model import CONVOLUTIONS, Model, input_channels
 from heatproof.models.names import LITE, model_classes
 from heatproof.models.wrapped import function_in, is_function
 from heatproof.registry import check_volumes, metrics
+from heatproof.rows import PRETRAINED
 from heatproof.run.config import MetricRequest, as_config, at, in_a_run, read_metrics
 from heatproof.run.plan import code_hashes
 from heatproof.run.study import (
     ALL_CLASSES_UP_TO,
     LABELS_UNUSED,
-    PRETRAINED,
     Renamed,
     ResolvedStudy,
+    listed_classes,
     weights_hash,
-)
-from heatproof.run.study import listed_classes as listed_classes
+)  # fmt: skip
+from heatproof.store.ledger import hash_of
 
 PARTS_OF_A_CODE = ("finder", "timing", "box")
 MOST, AT_ONCE = 256, 32  # images of the first pass
@@ -95,7 +93,15 @@ def check_study(opened: ResolvedStudy) -> dict[str, str]:
     )
     opened.warnings = tuple(input_warnings(model, [s.content for s in source.samples], given, own))
     with at("metrics"):
-        _check_metrics(opened.metrics, model)
+        for request in opened.metrics if len(model.preprocess.size) > 2 else ():
+            check_volumes(request.entry)
+        lost = [request.text for request in opened.metrics if request.entry.needs_gradients]
+        if lost and is_function(model.module):
+            raise InputError(
+                f"{lost[0]} needs the network's weights or gradients, and {model.name} is only a function; "
+                "leave it out"
+            )
+        check_head(opened.metrics, model.head)
     with at("methods"):
         _check_methods(opened, model)
     for request in opened.metrics:
@@ -112,7 +118,9 @@ def check_classes(opened: ResolvedStudy, model: Model) -> int:
     with at("model"):
         with refusal_in_a_sentence(model, model.preprocess.blank):
             count = max(2, model.logits(model.preprocess.blank).shape[1])
-            model.check_repeatable(_noise(model.preprocess))
+            # Two images of noise; blank ones would hide noise that a network multiplies with them.
+            shape, generator = model.preprocess.blank.shape[1:], torch.Generator().manual_seed(0)
+            model.check_repeatable(torch.randn(2, *shape, generator=generator))
         head = model.head
         opened.head_description, opened.is_multilabel = model.head_meaning, isinstance(head, Multilabel)
         opened.by_label = head.names_classes or isinstance(head, Dense)
@@ -131,12 +139,6 @@ def check_classes(opened: ResolvedStudy, model: Model) -> int:
         if renamed := match_labels_to_model(source, model, count, vouched, unused):
             opened.renamed, opened._source = renamed, None
     return count
-
-
-def _noise(preprocess: Preprocess) -> Tensor:
-    """Two model-ready images of noise; blank ones would hide noise that a network multiplies with them."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(2, preprocess.channels, *preprocess.size, generator=generator)
 
 
 def check_truth(requests: Sequence[MetricRequest], source: Source, targets: str | None) -> None:
@@ -222,19 +224,6 @@ def match_labels_to_model(
     return (numbers, model.classes) if model.classes is not None and moved else None
 
 
-def _check_metrics(requests: Sequence[MetricRequest], model: Model) -> None:
-    """Raise InputError for metrics that need weights, gradients, classes or 2D images if there are none."""
-    if len(model.preprocess.size) > 2:
-        for request in requests:
-            check_volumes(request.entry)
-    if is_function(model.module) and (lost := [r.text for r in requests if r.entry.needs_gradients]):
-        raise InputError(
-            f"{lost[0]} needs the network's weights or gradients, and {model.name} is only a function; "
-            "leave it out"
-        )
-    check_head(requests, model.head)
-
-
 def check_head(requests: Sequence[MetricRequest], head: Head) -> None:
     """Raise InputError for metrics of probabilities or classes if the head has no classes."""
     for request in requests:
@@ -272,7 +261,7 @@ def method_hashes(opened: ResolvedStudy) -> dict[str, str]:
             hashes[call.text] = call.entry.hash(opened.map_names)
         elif isinstance(call.entry, FromFile):
             code = json.dumps(code_hashes(call.entry.name, opened.folder), sort_keys=True)
-            hashes[call.text] = hashlib.sha256(code.encode()).hexdigest()[:16]
+            hashes[call.text] = hash_of(code)[:16]
     return hashes
 
 
@@ -347,13 +336,12 @@ class Answers(NamedTuple):
     def right(self) -> int:
         return int((self.truth.argmax(1) == self.probabilities.argmax(1)).sum())
 
-    @property
-    def order(self) -> ClassOrder | None:
-        """Another order of the classes that explains the labels much better."""
+    def order(self, classes: Sequence[str]) -> str:
+        """Sentence about another order of the classes that explains the labels much better; "" if none."""
         k = self.probabilities.shape[1]
-        return class_order(
-            self.truth, np.eye(k)[self.probabilities.argmax(1)] if self.single else self.probabilities
-        )
+        predicted = np.eye(k)[self.probabilities.argmax(1)] if self.single else self.probabilities
+        order = class_order(self.truth, predicted)
+        return order.sentence(classes, k) if order else ""
 
 
 def first_answers(opened: ResolvedStudy, most: int = MOST) -> Answers | None:
@@ -393,27 +381,19 @@ def check_accuracy(opened: ResolvedStudy, expected: float | None) -> None:
         raise InputError(
             "expect_accuracy needs images with one label each, out of the network's classes; leave it out"
         )
-    right, n = answers.right, len(answers.truth)
+    right, n, classes = answers.right, len(answers.truth), opened.source.classes
     # A wide interval and a margin: the check is for wrong preprocessing or class order, not for small
     # differences.
     low, high = binomtest(right, n).proportion_ci(CONFIDENCE)
     if low - MARGIN <= expected <= high + MARGIN:
         return
-    model = opened.model(opened.checkpoints[-1].name)
-    order = answers.order
-    reason = f"; {order.sentence(opened.source.classes, answers.truth.shape[1])}" if order else ""
+    model, order = opened.model(opened.checkpoints[-1].name), answers.order(classes)
     raise InputError(
         f"the network is right on {right} of {n} images ({right / n:.0%}, 99 % interval {low:.0%} to "
         f"{high:.0%}), but the expected accuracy is {expected:.0%}: check size and normalisation "
         f"({model.preprocess.description}) and the order of the classes "
-        f"({listed_classes(opened.source.classes)}){reason}"
+        f"({listed_classes(classes)}){f'; {order}' if order else ''}"
     )
-
-
-def order_warning(opened: ResolvedStudy, answers: Answers | None) -> list[str]:
-    """One sentence if another order of the classes explains the labels much better."""
-    order = answers.order if answers else None
-    return [order.sentence(opened.source.classes, answers.truth.shape[1])] if answers and order else []
 
 
 def input_warnings(model: Model, files: Iterable[object], given: Collection[str], own: bool) -> Iterator[str]:
@@ -476,14 +456,11 @@ def _declared_sizes(module: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
         if patches.kernel_size != patches.stride or weight.ndim < 2:
             continue
         tokens = weight.shape[-2]
-        sides = (math.isqrt(tokens - more) for more in PREFIX_TOKENS if _is_square(tokens - more))
-        if (side := next(sides, 0)) > 1:
+        counts = [tokens - more for more in PREFIX_TOKENS if tokens > more]
+        side = next((math.isqrt(count) for count in counts if math.isqrt(count) ** 2 == count), 0)
+        if side > 1:
             yield f"its {tokens} position embeddings fit", tuple(side * step for step in patches.stride)
         break
     declared = _pretrained_config(module).get("input_size", ())
     if len(declared) == 3 and sized(Preprocess(), module).size == Preprocess.size:  # no size of its own
         yield "its pretrained_cfg names", (int(declared[1]), int(declared[2]))
-
-
-def _is_square(number: int) -> bool:
-    return number > 0 and math.isqrt(number) ** 2 == number

@@ -90,9 +90,12 @@ class MetricRequest:
 def read_metrics(texts: Sequence[str]) -> list[MetricRequest]:
     """Requests in the order given, with families expanded and aliases replaced by registered names."""
     requests: dict[str, MetricRequest] = {}
+    bundles: dict[str, list[Metric]] = {}  # in the order of their files
+    for entry in metrics.as_registered() if texts else ():
+        if entry.bundle:
+            bundles.setdefault(entry.bundle, []).append(entry)
     for text in texts:
         name, options = parse_call(text)
-        bundles = _bundles()
         try:
             entries = bundles.get(name) or [metrics.get(name)]
         except UnknownNameError:
@@ -114,19 +117,9 @@ def in_a_run(name: str) -> bool:
         return False
 
 
-def _bundles() -> dict[str, list[Metric]]:
-    """Metrics by the name of their bundle, in the order of their file."""
-    bundles: dict[str, list[Metric]] = {}
-    for entry in metrics.as_registered():
-        if entry.bundle:
-            bundles.setdefault(entry.bundle, []).append(entry)
-    return bundles
-
-
 def _refuse(entry: Metric, options: dict[str, Any]) -> None:
-    for option in options:
-        if option in RESERVED:
-            raise InputError(f"{entry.name}: {option} is set by the run itself; leave it out")
+    if reserved := [option for option in options if option in RESERVED]:
+        raise InputError(f"{entry.name}: {reserved[0]} is set by the run itself; leave it out")
     check_options(entry, options)
     if not isinstance(options.get("anchor", ""), str):
         raise InputError(
@@ -189,12 +182,9 @@ class ModelTable(Struct, frozen=True, forbid_unknown_fields=True):
     allow_pickle: bool = False
     prefix: str | None = None  # of the names of weights, for checkpoints of several networks
     head: str | None = None  # what its output is, such as "multilabel"; default: determined automatically
-    thresholds: float | list[float] | dict[str, float] | None = (
-        None  # of a multi-label network: one for all labels, or one each
-    )
-    tolerance: float | None = (
-        None  # of a regression: change of a value that still counts as the same prediction
-    )
+    # Of a multi-label network: one for all labels, or one each.
+    thresholds: float | list[float] | dict[str, float] | None = None
+    tolerance: float | None = None  # of a regression: change of a value that is still the same prediction
     references: str | None = None  # of an embedding: a .npy file of vectors to be similar to
     options: dict[str, Any] = {}  # for the library's own builder
 
@@ -217,9 +207,7 @@ class ImagesTable(Struct, frozen=True, forbid_unknown_fields=True):
 class PreprocessTable(Struct, frozen=True, forbid_unknown_fields=True):
     """[preprocess]: replacements for parts of the model's own preprocessing."""
 
-    size: Annotated[list[Count], Meta(min_length=2, max_length=3)] | None = (
-        None  # with depth first of volumes
-    )
+    size: Annotated[list[Count], Meta(min_length=2, max_length=3)] | None = None  # volumes: depth first
     resize: int | list[int] | None = None  # not Count | tuple[Count, Count]: msgspec 0.22 crashes on that
     mean: list[float] | None = None
     std: list[float] | None = None
@@ -240,11 +228,8 @@ class Study(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 TABLES: dict[str, type[Struct]] = {
-    "run": RunTable,
-    "model": ModelTable,
-    "images": ImagesTable,
-    "preprocess": PreprocessTable,
-}
+    "run": RunTable, "model": ModelTable, "images": ImagesTable, "preprocess": PreprocessTable,
+}  # fmt: skip
 CHOICES = {
     "run.targets": ("label", "predicted"),
     "run.precision": PRECISIONS,
@@ -274,12 +259,9 @@ def read_study(path: str | Path) -> Study:
 
 def study_from(content: Mapping[str, Any]) -> Study:
     """Read a study from a dict of the same form."""
-    _refuse_unknown(content, Study, "")
-    for name, kind in TABLES.items():
-        table = content.get(name, {})
-        if not isinstance(table, Mapping):
+    for name in TABLES:
+        if not isinstance(content.get(name, {}), Mapping):
             raise InputError(f"{name} must be a table: write [{name}] and its keys below")
-        _refuse_unknown(table, kind, f"{name}.")
     try:
         study = msgspec.convert(dict(content), Study)
     except msgspec.ValidationError as error:
@@ -323,21 +305,6 @@ def toml(config: Mapping[str, Any]) -> str:
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
 
-def _refuse_unknown(table: Mapping[str, Any], kind: type[Struct], path: str) -> None:
-    known = [field.name for field in msgspec.structs.fields(kind)]
-    for key in table:
-        if key not in known:
-            elsewhere = [
-                f"{name}.{key}"
-                for name, other in TABLES.items()
-                if key in other.__struct_fields__ and path != f"{name}."
-            ]
-            if key in Study.__struct_fields__:
-                elsewhere.insert(0, f"{key} (before the first table)")
-            hint = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else did_you_mean(key, known)
-            raise InputError(f"unknown key {path}{key}; {hint}")
-
-
 def _plain(message: str) -> str:
     """Message of msgspec with the key first.
 
@@ -345,8 +312,16 @@ def _plain(message: str) -> str:
     'run.seed: expected int, got str'
     """
     what, _, where = message.replace("`", "").partition(" - at $.")
+    path = f"{where}." if where else ""
     if missing := re.fullmatch(r"Object missing required field (\w+)", what):
-        return f"the key {f'{where}.' if where else ''}{missing[1]} is missing"
+        return f"the key {path}{missing[1]} is missing"
+    if what.startswith("Object contains unknown field "):
+        key = what.removeprefix("Object contains unknown field ")
+        elsewhere = [f"{key} (before the first table)"] * (key in Study.__struct_fields__)
+        elsewhere += [f"{name}.{key}" for name, table in TABLES.items() if key in table.__struct_fields__]
+        known = TABLES.get(where, Study).__struct_fields__
+        hint = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else did_you_mean(key, known)
+        return f"unknown key {path}{key}; {hint}"
     what = what[0].lower() + what[1:]
     return f"{where.replace('[...]', '')}: {what}" if where else what
 
@@ -421,11 +396,8 @@ def open_images(table: ImagesTable, folder: Path) -> Source:
     options = dict(table.options)
     if isinstance(options.get("root"), str):
         options["root"] = folder / options["root"]
-    return open_source(
-        table.kind, path, limit=table.limit, classes=table.classes, single_object=table.single_object,
-        box_share=table.box_share, stratified=table.stratified, growing=table.growing,
-        seed=table.seed, **options,
-    )  # fmt: skip
+    filters = {k: v for k, v in msgspec.structs.asdict(table).items() if k not in ("kind", "path", "options")}
+    return open_source(table.kind, path, **filters, **options)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A run from start to end: open the study and its folder, plan, and let an engine compute the units.
+"""A run from start to end: open the study and its folder, plan, and let an engine compute or time the units.
 
 The numbers depend on neither engine, shards nor workers: a unit is one batch, decoded, explained and scored
 separately, with the number of torch threads the run began with. (On a CPU the order in which torch adds up
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,12 +55,14 @@ from heatproof.types import Maps, Score, Unit
 
 ENGINES = {"local": run_local, "ray": run_ray}
 MANY = 1000  # images whose hashing takes a while
+FEWEST, GROWTH = 4, 4  # repetitions to begin with, and the factor of the next trial
+CHEAP = 2.0  # seconds a trial may be expected to take
 Say = Callable[[str], object]
+Function = Callable[..., Any]
+Counts = dict[Function, int]  # repetitions by the function that makes them, which several metrics may share
 # What RunFolder.write_unit takes: a unit, its rows, its maps, and the images to store.
-UnitRows = (
-    tuple[Unit, Sequence[Score], Mapping[str, Maps]]
-    | tuple[Unit, Sequence[Score], Mapping[str, Maps], Mapping[str, np.ndarray | Sheet]]
-)
+_Rows = tuple[Unit, Sequence[Score], Mapping[str, Maps]]
+UnitRows = _Rows | tuple[*_Rows, Mapping[str, np.ndarray | Sheet]]
 
 
 @dataclass(frozen=True)
@@ -133,18 +135,11 @@ def prepare(
     # Contents, not paths, identify images, so that a run can move to another machine.
     opened.origin = Origin.of(opened.source, path, by_mtime)
     manifest = Manifest.collect(
-        opened.config,
-        device=opened.device,
-        seed=opened.study.run.seed,
-        models=hashes,
-        data=opened.source.hash,
-        classes=list(opened.source.classes),
-        pictures=opened.origin.hash,
-        code=code_hashes(opened.study.model.spec, opened.folder),
-        brought=method_hashes(opened),
-        preprocess=opened.preprocess,
-        warnings=list(opened.warnings),
-    )
+        opened.config, device=opened.device, seed=opened.study.run.seed, models=hashes,
+        data=opened.source.hash, classes=opened.source.classes, pictures=opened.origin.hash,
+        code=code_hashes(opened.study.model.spec, opened.folder), brought=method_hashes(opened),
+        preprocess=opened.preprocess, warnings=opened.warnings,
+    )  # fmt: skip
     return Prepared(opened, manifest, path)
 
 
@@ -197,6 +192,7 @@ def run_study(
     with span("checking"):
         prepared = prepare(study, out, trust_mtime, progress.say, network, expect_accuracy)
     opened, pictures = prepared.opened, prepared.pictures
+    settings = opened.study.run
     if profiler:
         profiler.on(opened.device)
     folder = RunFolder.resume(
@@ -207,22 +203,25 @@ def run_study(
         opened.origin.remember(folder.path)
     # Of several processes that start a run together, the first to write run.json decides.
     begun = folder.manifest.config["run"].get("inputs_per_pass")
-    opened.set_inputs_per_pass(opened.study.run.inputs_per_pass or begun)
+    opened.set_inputs_per_pass(settings.inputs_per_pass or begun)
     plan = make_plan(folder.manifest, len(opened.source), pictures)
     if not folder.done():
         for line in opened.describe():
             progress.say(line)
-    hashes = {unit.hash for unit in plan.units}
-    superseded = superseded_units(folder, plan, pictures)
+    units = [unit.hash for unit in plan.units]
+    hashes = set(units)
+    superseded: set[str] = set()  # units over fewer images: of whole checkpoints, and the last short block
+    if 0 < (before := (folder.planned() or {}).get("images", 0)) < len(pictures):
+        superseded = {unit.hash for unit in make_plan(folder.manifest, before, pictures).units} - hashes
     # Recorded before any work: whether a run is complete is decided by the plan, not by what exists.
-    folder.plan([unit.hash for unit in plan.units], len(opened.source), plan.checkpoints(), superseded)
+    folder.plan(units, len(opened.source), plan.checkpoints(), superseded)
     stopped = False
     try:
         with (
             folder.lock(f"{shard[0]}/{shard[1]}"),
             stop_on_signal(progress.say_at_once) as stop,
             fixed_threads(opened.threads),
-            enough_memory(opened.study.run.batch_size),
+            enough_memory(settings.batch_size),
         ):
             done = folder.done()
             blocks = plan.shard(*shard)
@@ -230,8 +229,8 @@ def run_study(
             # A crash or a deleted file leaves units whose files are incomplete; they are computed again.
             drop_incomplete_units(folder, own | {unit.hash for unit in plan.groups}, progress.say)
             report_makers(folder, opened.device, progress.say)
-            left = [tuple(unit for unit in block if unit.hash not in done) for block in blocks]
-            left = [block for block in left if block]
+            parts = (tuple(unit for unit in block if unit.hash not in done) for block in blocks)
+            left = list(filter(None, parts))
             progress.start(sum(block[0].image_count for block in left), len(plan.units), len(done))
             try:
                 ENGINES[engine](PendingUnits(opened, folder, plan, left, progress, stop, fail_fast))
@@ -283,15 +282,6 @@ def compute_units(
         check_written(folder, set(units))
 
 
-def superseded_units(folder: RunFolder, plan: RunPlan, pictures: Sequence[tuple[str, str]]) -> set[str]:
-    """Units over fewer images than the run has now: of whole checkpoints, and the last short block."""
-    before = (folder.planned() or {}).get("images", 0)
-    if not 0 < before < len(pictures):
-        return set()
-    old = make_plan(folder.manifest, before, pictures)
-    return {unit.hash for unit in old.units} - {unit.hash for unit in plan.units}
-
-
 def check_written(folder: RunFolder, units: set[str]) -> None:
     """Raise StoreError if files of finished units, or the run folder itself, vanished during the run."""
     seals, done = folder.ledger.seals(), folder.done()
@@ -333,10 +323,10 @@ def report_makers(folder: RunFolder, device: str, say: Say) -> None:
     """Report units that were computed by other versions or on another device."""
     now = maker(device)
     for made in folder.makers():
-        other = {key: made[key] for key in now if made.get(key, now[key]) != now[key]}
+        other = [f"{key} {made[key]} (now {now[key]})" for key in now if made.get(key, now[key]) != now[key]]
         if other:
-            named = ", ".join(f"{key} {value} (now {now[key]})" for key, value in other.items())
-            say(f"{made['parts']} units were computed with {named}; numbers may differ in their last digits")
+            units = f"{made['parts']} units were computed with {', '.join(other)}"
+            say(f"{units}; numbers may differ in their last digits")
 
 
 @contextmanager
@@ -353,20 +343,21 @@ def enough_memory(batch_size: int) -> Iterator[None]:
         ) from error
 
 
-FEWEST = 4  # repetitions to begin with
-GROWTH = 4
-CHEAP = 2.0  # seconds a trial may be expected to take
-
-Say = Callable[[str], object]
-Function = Callable[..., Any]
-Counts = dict[Function, int]  # repetitions by the function that makes them, which several metrics may share
-
-
 def estimate(
     prepared: Prepared, shard: tuple[int, int] = (0, 1), say: Say = lambda text: None
 ) -> Iterator[tuple[str, str]]:
-    """Yield lines of a table: item and amount. say: called with a line about each trial."""
-    manifest, done = _existing(prepared)
+    """Estimate the cost of a run before it starts, counted from the plan and timed on its first images.
+
+    Yields lines of a table: item and amount. say: called with a line about each trial.
+    """
+    manifest, done = prepared.manifest, set[str]()
+    if (prepared.path / "run.json").exists():
+        folder = RunFolder.open(prepared.path)
+        changes = filled(folder.manifest).changes(manifest, growing(manifest.config), FREE)
+        if refused := [change.sentence for change in changes if not change.addition]:
+            raise StoreError(f"{prepared.path} was started with other settings: {'; '.join(refused)}")
+        manifest = manifest.grown_from(folder.manifest) if changes else folder.manifest
+        done = folder.done()
     source, study = prepared.opened.source, prepared.opened.study
     plan = make_plan(manifest, len(source), prepared.pictures)
     pending = [unit for block in plan.shard(*shard) for unit in block if unit.hash not in done]
@@ -381,10 +372,8 @@ def estimate(
     yield "run folder", str(prepared.path)
     finished = sum(unit.hash in done for unit in plan.units)
     yield "units", f"{_units(plan, study.run.batch_size)}; {finished} done"
-    yield (
-        "to do",
-        f"{counted(len(pending), 'unit')} in this shard, then {len(groups)} about whole checkpoints",
-    )
+    units = f"{counted(len(pending), 'unit')} in this shard"
+    yield "to do", f"{units}, then {len(groups)} about whole checkpoints"
     if pending:
         yield from _timed(Worker(prepared.opened, RunFolder(prepared.path, manifest)), pending, say)
 
@@ -406,21 +395,8 @@ def _units(plan: RunPlan, batch_size: int) -> str:
     return f"{text}, {groups} about whole checkpoints" if groups else text
 
 
-def _existing(prepared: Prepared) -> tuple[Manifest, set[str]]:
-    """The manifest that the run would have, and hashes of its finished units; nothing is written."""
-    if not (prepared.path / "run.json").exists():
-        return prepared.manifest, set()
-    folder = RunFolder.open(prepared.path)
-    added = growing(prepared.manifest.config)
-    changes = filled(folder.manifest).changes(prepared.manifest, added, FREE)
-    if refused := [change.sentence for change in changes if not change.addition]:
-        raise StoreError(f"{prepared.path} was started with other settings: {'; '.join(refused)}")
-    manifest = prepared.manifest.grown_from(folder.manifest) if changes else folder.manifest
-    return manifest, folder.done()
-
-
 def _timed(worker: Worker, pending: Sequence[PlannedUnit], say: Say) -> Iterator[tuple[str, str]]:
-    seconds, inputs, basis = 0.0, 0.0, []
+    total, basis = Trial(), []
     kinds: dict[tuple[str, ...], list[PlannedUnit]] = {}  # of all checkpoints, which cost the same
     for unit in pending:
         kinds.setdefault((unit.kind, *unit.methods, *unit.metrics), []).append(unit)
@@ -429,11 +405,10 @@ def _timed(worker: Worker, pending: Sequence[PlannedUnit], say: Say) -> Iterator
         if not trials.indices:
             yield "estimated time", "unknown: the first images cannot be read"
             return
-        each, images = trials.per_image(), sum(unit.image_count for unit in units)
-        seconds, inputs = seconds + images * each.seconds, inputs + images * each.inputs
+        total = total.plus(trials.per_image(), sum(unit.image_count for unit in units))
         basis.append(trials.basis)
-    yield "forward passes", f"about {inputs:,.0f} inputs through the network"
-    yield "estimated time", f"about {spell(seconds)}, metrics over whole checkpoints not counted"
+    yield "forward passes", f"about {total.inputs:,.0f} inputs through the network"
+    yield "estimated time", f"about {spell(total.seconds)}, metrics over whole checkpoints not counted"
     threads = counted(worker.opened.threads, "thread")
     yield "timed on", f"{worker.opened.device}, {threads}: {'; '.join(basis)}"
 
@@ -441,43 +416,21 @@ def _timed(worker: Worker, pending: Sequence[PlannedUnit], say: Say) -> Iterator
 class Trial(NamedTuple):
     """Time and inputs of a part of a unit."""
 
-    seconds: float
-    inputs: float
+    seconds: float = 0.0
+    inputs: float = 0.0
 
-    def __add__(self, other: object) -> Trial:
-        assert isinstance(other, Trial)
-        return Trial(self.seconds + other.seconds, self.inputs + other.inputs)
-
-    def __mul__(self, factor: Any) -> Trial:
-        return Trial(self.seconds * factor, self.inputs * factor)
-
-
-Points = list[tuple[int, Trial]]
-
-
-def _grow(
-    run: Callable[[int], Trial], start: int, first: Trial, end: int, leap: int = 2, cheap: float = CHEAP
-) -> Points:
-    """Add a second trial, a leap away if the first was costly, and more while the next looks cheap."""
-    points = [(start, first)]
-    while (last := points[-1][0]) < end:
-        costly = points[-1][1].seconds * GROWTH > cheap
-        if costly and len(points) > 1:
-            break
-        place = min(end, last * (leap if costly else GROWTH))
-        points.append((place, run(place)))
-    return points
-
-
-def _at(points: Points, place: int) -> Trial:
-    """Extrapolate the last two trials linearly; time that falls is noise."""
-    (before, a), (last, b) = points[max(0, len(points) - 2)], points[-1]
-    steps = (place - last) / (last - before) if last > before else 0.0
-    return b + Trial(max(0.0, b.seconds - a.seconds), b.inputs - a.inputs) * steps
+    def plus(self, other: Trial, times: float = 1.0) -> Trial:
+        return Trial(self.seconds + times * other.seconds, self.inputs + times * other.inputs)
 
 
 class Trials:
-    """Parts of the first unit of a kind, computed as in a run, with fewer images and fewer repetitions."""
+    """Parts of the first unit of a kind, computed as in a run, with fewer images and fewer repetitions.
+
+    Nothing is run at full length. Repeated passes (samples of LIME, steps of insertion) are cut down to a
+    few, and each is raised separately while that is cheap, on one image; then the number of images is. Time
+    and inputs are linear in all of these, so the last two points of each give the rest. Where everything is
+    cheap nothing is cut, and the numbers are those of a real unit.
+    """
 
     def __init__(self, worker: Worker, unit: PlannedUnit, say: Say, cheap: float = CHEAP) -> None:
         """cheap: seconds that a trial is allowed to take."""
@@ -499,7 +452,7 @@ class Trials:
         warm: do the first trial twice whatever it takes, where it may be the first of its kind.
         """
         full: Counts = {}
-        for text in self._texts():
+        for text in (*(self.unit.methods if self.unit.kind == "explain" else ()), *self.unit.metrics):
             for _, function, count in self._repeats(text):
                 full[function] = max(count, full.get(function, 1))
         few = {function: min(FEWEST, count) for function, count in full.items()}
@@ -510,31 +463,46 @@ class Trials:
         passes = {explainers.get(parse_call(text)[0]).function for text in self.unit.methods}
         for function, count in full.items():
             leap = GROWTH if function in passes else 2  # a metric repeats its passes for every method
-            points = _grow(
-                partial(self._with_count, few, function), few[function], base, count, leap, self.cheap
-            )
-            more = _at(points, count) + base * -1
+
+            def raised(more: int, function: Function = function) -> Trial:
+                return self._try(1, few | {function: more})
+
+            last, all_of_it = self._grow(raised, few[function], base, count, leap)
+            more = all_of_it.plus(base, -1)
             # Between two short trials a busy machine hides what the passes cost, but not that they cost.
-            least = (
-                more.inputs * base.seconds / base.inputs / 2 if points[-1][1].seconds > self.cheap else 0.0
-            )
-            whole += more._replace(seconds=max(more.seconds, least))
-            reached = min(reached, points[-1][0] / count)
-        cheap = whole.seconds * GROWTH <= self.cheap
-        begin = base if not cheap or full == few else self._try(1, full)
-        some = _grow(
-            lambda n: self._try(n, full if cheap else few), 1, begin, len(self.indices), cheap=self.cheap
-        )
-        each = _at(some, len(self.indices)) * (1 / len(self.indices))
-        self.basis = counted(some[-1][0], "image")
+            long = last[1].seconds > self.cheap
+            least = more.inputs * base.seconds / base.inputs / 2 if long else 0.0
+            whole = whole.plus(more._replace(seconds=max(more.seconds, least)))
+            reached = min(reached, last[0] / count)
+        cheap, n = whole.seconds * GROWTH <= self.cheap, len(self.indices)
+        counts = full if cheap else few
+        begin = base if counts == few else self._try(1, full)
+        last, all_of_it = self._grow(lambda images: self._try(images, counts), 1, begin, n)
+        each = Trial(self.decoding).plus(all_of_it, 1 / n)
+        self.basis = counted(last[0], "image")
         if not cheap:
-            each += whole + base * -1
+            each = each.plus(whole).plus(base, -1)
             passes_of_it = "all" if reached == 1 else f"{reached:.1%} or more"
             self.basis += f", and 1 with {passes_of_it} of its repeated passes"
-        return each + Trial(self.decoding, 0)
+        return each
 
-    def _with_count(self, few: Counts, function: Function, count: int) -> Trial:
-        return self._try(1, few | {function: count})
+    def _grow(
+        self, run: Callable[[int], Trial], start: int, first: Trial, end: int, leap: int = 2
+    ) -> tuple[tuple[int, Trial], Trial]:
+        """The last trial that was made, with its place, and what the last two extrapolate to at `end`.
+
+        A second trial follows the first, a leap away if that was costly, and more while the next looks cheap.
+        """
+        before = last = start, first
+        while last[0] < end:
+            costly = last[1].seconds * GROWTH > self.cheap
+            if costly and last is not before:
+                break
+            place = min(end, last[0] * (leap if costly else GROWTH))
+            before, last = last, (place, run(place))
+        steps = (end - last[0]) / (last[0] - before[0]) if last is not before else 0.0
+        slope = last[1].plus(before[1], -1)
+        return last, last[1].plus(slope._replace(seconds=max(0.0, slope.seconds)), steps)  # a fall is noise
 
     def _try(self, images: int, counts: Counts) -> Trial:
         """Time this many images with this many repetitions, without decoding."""
@@ -555,10 +523,6 @@ class Trials:
 
     def _passed(self, count: int) -> None:
         self.inputs += count
-
-    def _texts(self) -> Iterator[str]:
-        yield from self.unit.methods if self.unit.kind == "explain" else ()
-        yield from self.unit.metrics
 
     def _repeats(self, text: str) -> list[tuple[str, Function, int]]:
         """Options of a method or metric that set the number of passes, and their values."""

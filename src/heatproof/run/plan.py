@@ -38,7 +38,7 @@ from heatproof.models.names import placed_spec
 from heatproof.rows import Unit
 from heatproof.run.config import MetricRequest, as_config, read_metrics, study_from
 from heatproof.store import Manifest
-from heatproof.store.ledger import read_record, write_record
+from heatproof.store.ledger import hash_of, read_record, write_record
 
 if TYPE_CHECKING:
     from heatproof.images import Loaded, Source
@@ -289,7 +289,7 @@ class Origin:
 
     @property
     def hash(self) -> str:
-        text = hashlib.sha256(json.dumps(self.pictures).encode()).hexdigest()[:16]
+        text = hash_of(json.dumps(self.pictures))[:16]
         return f"{BY_MTIME}{text}" if self.hashes.by_mtime else text
 
     def remember(self, run: Path) -> None:
@@ -374,7 +374,7 @@ def unit_origin(
 
     def origin(checkpoints: Sequence[str], span: tuple[int, int]) -> str:
         own = [[manifest.models[name] for name in checkpoints], [mark for _, mark in pictures[slice(*span)]]]
-        return hashlib.sha256(json.dumps([*shared, *own], sort_keys=True).encode()).hexdigest()[:16]
+        return hash_of(json.dumps([*shared, *own], sort_keys=True))[:16]
 
     return origin
 

@@ -3,26 +3,8 @@
 Metrics read maps as the store returns them (half precision, see store/maps.py), also in the unit that
 computes the maps: a metric that is added later then gets the same number to the last bit.
 
-Rows beside the metrics, each about one image:
-    image         NaN with the reason, for an image that could not be read; it has no other row
-    probability   of class `explained`: every class up to 100 of them, else the true and the predicted one;
-                  multi-label: of every label, which `label` repeats where the image has it
-    predicted     the predicted class; NaN with the reason where the model's output is NaN;
-                  multi-label: one for each label that reaches its threshold, else -1 and a sentence
-    value         of a head without classes (models/heads/): the explained scalar, such as a regression's
-                  value, a similarity, the sum of logits in a region, a box's score; `probability` where the
-                  head has one, `predicted` the number of the value, reference or class
-    degenerate    1 where the map is constant, else 0; for each method, so its mean is the share of such maps.
-                  For maps that are read from a layer, the reason says which of the two a constant one means:
-                  no positive evidence for the explained class, or a layer that is the same everywhere
-    map_passes    inputs that the map took, and
-    map_error     the standard error of its strongest fifth as a share of that part's height above the map's
-                  mean: both for methods that draw, such as rise and lime
-    insertion_at_0 .. insertion_at_100, deletion_at_...   the curve behind an area, by per cent of the pixels;
-                  where its points were chosen as it went, insertion_points, how many of both curves' were
-                  visited, and insertion_error, how far the area may be off
-
-Multi-label rows about maps have the image IMAGE#LABEL: every label of an image is a row of its own.
+The rows of a unit of images are followed by those of group units: about all images of a checkpoint, and about
+several checkpoints, from the stored maps and predictions. docs/runs.md lists them all.
 """
 
 from __future__ import annotations
@@ -30,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,16 +59,18 @@ TOO_FEW = "too few draws to say how far the map may be off"
 NONE_ABOVE = "no finding reaches its threshold"
 NONE_PREDICTED = -1.0
 READ = "the method's maps are read from files, and this metric runs the method again"
+NO_IMAGE = "no image of this checkpoint could be used"
+NO_COMMON_IMAGE = "no image has a map of every method"
+NO_STORED_MAP = "no map of this method could be stored"
+NO_PAIR = "no image has a map at both checkpoints"
+PART = 256  # images compared at a time, so that memory does not grow with the run
+Cell = tuple[int | None, str, float, str]  # label, metric, value, reason
 
 
 def as_stored(maps: Maps) -> Maps:
     """The maps as the store returns them."""
-
-    def round_trip(values: Tensor) -> Tensor:
-        return restored(*halved(values))
-
-    signed = None if maps.signed_values is None else round_trip(maps.signed_values)
-    return replace(maps, values=round_trip(maps.values), signed_values=signed)
+    signed = None if maps.signed_values is None else restored(*halved(maps.signed_values))
+    return replace(maps, values=restored(*halved(maps.values)), signed_values=signed)
 
 
 def only_finite(maps: Maps) -> Maps:
@@ -211,24 +194,21 @@ def _map_results(method: str, maps: Maps) -> Iterator[MetricResults]:
                 reasons[i] = DEAD_LAYER if dead else NO_EVIDENCE if nothing[i] and relu else ""
     yield MetricResults(method, PER_MAP[0], list(map(float, blank)), reasons)
     if maps.error is not None and maps.passes is not None:
-        error = uncertainty(maps.values, maps.error.to(maps.values)).double().tolist()
-        known = [math.isfinite(value) for value in error]
         yield MetricResults(method, "map_passes", maps.passes.double().tolist(), [""] * len(blank))
-        values = [value if ok else math.nan for value, ok in zip(error, known, strict=True)]
-        yield MetricResults(method, "map_error", values, ["" if ok else TOO_FEW for ok in known])
+        errors = uncertainty(maps.values, maps.error.to(maps.values)).double().tolist()
+        values = [value if math.isfinite(value) else math.nan for value in errors]
+        yield MetricResults(method, "map_error", values, [TOO_FEW * math.isnan(v) for v in values])
 
 
 def _parts(request: MetricRequest, scores: Iterable[str]) -> Iterator[tuple[str, str]]:
     """The request's own number among those its function returns, or all of them, under longer names."""
     own = next((name for name in (request.entry.name, *request.entry.aliases) if name in scores), None)
+    prefix = f"{own}_" if own else ""
     if own:
         yield request.text, own
-        for part in scores:  # the curve behind an area, and how well it is known
-            if part.startswith(tuple(f"{own}_{end}" for end in ("at_", "error", "points"))):
-                yield request.named(part.removeprefix(f"{own}_")), part
-    else:
-        for part in scores:
-            yield request.named(part), part
+    for part in scores:  # beside an own number, the curve behind an area, and how well it is known
+        if not own or part.startswith((f"{prefix}at_", f"{prefix}error", f"{prefix}points")):
+            yield request.named(part.removeprefix(prefix)), part
 
 
 class HeadOutput(NamedTuple):
@@ -325,14 +305,6 @@ def labels_of(batch: Batch) -> list[int | None]:
     return [None if label < 0 else label for label in batch.labels.tolist()]
 
 
-NO_IMAGE = "no image of this checkpoint could be used"
-NO_COMMON_IMAGE = "no image has a map of every method"
-NO_MAP = "no map of this method could be stored"
-NO_PAIR = "no image has a map at both checkpoints"
-PART = 256  # images compared at a time, so that memory does not grow with the run
-Cell = tuple[int | None, str, float, str]  # label, metric, value, reason
-
-
 def group_rows(
     folder: RunFolder, unit: PlannedUnit, ids: Sequence[str], model: str, device: str = "cpu",
     image_pool: Callable[[], ImagePool] | None = None,
@@ -349,8 +321,7 @@ def group_rows(
         return list(_checkpoint_comparison(folder, unit, model, device))
     predictions = read_predictions(folder, unit.checkpoint, tuple(map(valid_unicode, ids)))
     group = _StoredGroup(folder, unit, predictions, folder.maps(), device, image_pool)
-    rows = RowMaker(model, unit.checkpoint)
-    requests = read_metrics(unit.metrics)
+    rows, requests = RowMaker(model, unit.checkpoint), read_metrics(unit.metrics)
     return [rows.about(method, *cell) for request in requests for method, cell in group.cells(request)]
 
 
@@ -358,53 +329,44 @@ def _checkpoint_comparison(folder: RunFolder, unit: PlannedUnit, model: str, dev
     """Rows of a metric that compares each checkpoint with the last one, on the images that both have."""
     (method,), (request,), maps = unit.methods, read_metrics(unit.metrics), folder.maps()
     *earlier, last = unit.among
-    if "labels" in request.entry.needs:
-        yield from _class_comparison(folder, unit, request, model, device)
+    options, at_last = dict(request.options), RowMaker(model, last)
+
+    def both(checkpoint: str, names: Sequence[str]) -> list[Maps]:
+        return [maps.read(c, method, names).to(device) for c in (checkpoint, last)]
+
+    shared = {checkpoint: maps.shared([(checkpoint, method), (last, method)]) for checkpoint in earlier}
+    if "labels" in request.entry.needs:  # at each earlier checkpoint, from the images' classes
+        predictions = read_predictions(folder, last)
+        for checkpoint, names in shared.items():
+            rows = RowMaker(model, checkpoint)
+            names = [name for name in names if name in predictions.places]
+            if not names:
+                yield rows.about(method, None, request.text, math.nan, NO_PAIR)
+                continue
+            pair = both(checkpoint, names)
+            labels = pair[1].explained.cpu()
+            if predictions.limits is None:
+                labels = torch.from_numpy(predictions.labels[[predictions.places[name] for name in names]])
+            result = request.entry.function(*pair, labels, **options)
+            yield from (rows.about(method, *cell) for cell in cells(request, result))
         return
     ssims: list[float] = []
     is_same: list[bool] = []
-    names: list[str] = []
-    for checkpoint in earlier:
-        shared = maps.shared([(checkpoint, method), (last, method)])
+    for checkpoint, names in shared.items():
         before = len(ssims)
-        for start in range(0, len(shared), PART):
-            part = shared[start : start + PART]
-            first, second = (maps.read(c, method, part).to(device) for c in (checkpoint, last))
-            pairs = checkpoint_pairs(first, second)
+        for start in range(0, len(names), PART):
+            pairs = checkpoint_pairs(*both(checkpoint, names[start : start + PART]))
             ssims += pairs.ssim.tolist()
             is_same += pairs.same.tolist()
-        names += shared
         defined = [value for value in ssims[before:] if not math.isnan(value)]
         value = float(np.mean(defined)) if defined else math.nan
-        reason = NO_PAIR if not shared else "" if defined else f"on every image {REASONS[1]}"
+        reason = NO_PAIR if not names else "" if defined else f"on every image {REASONS[1]}"
         yield RowMaker(model, checkpoint).about(method, None, f"cose_to({last})", value, reason)
-    images, same, values = np.array(names, dtype=object), np.array(is_same, bool), np.array(ssims, np.float64)
-    result = request.entry.function(
-        values[same], values[~same], images[same], images[~same], seed=unit.seed, **dict(request.options)
-    )
-    rows = RowMaker(model, last)
-    yield from (rows.about(method, *cell) for cell in cells(request, result))
-
-
-def _class_comparison(
-    folder: RunFolder, unit: PlannedUnit, request: MetricRequest, model: str, device: str
-) -> Iterator[Score]:
-    """At each earlier checkpoint: a metric of its maps, those of the last one, and the images' classes."""
-    (method,), (*earlier, last) = unit.methods, unit.among
-    maps, predictions = folder.maps(), read_predictions(folder, last)
-    known = predictions.places
-    for checkpoint in earlier:
-        rows = RowMaker(model, checkpoint)
-        shared = [name for name in maps.shared([(checkpoint, method), (last, method)]) if name in known]
-        if not shared:
-            yield rows.about(method, None, request.text, math.nan, NO_PAIR)
-            continue
-        both = [maps.read(c, method, shared).to(device) for c in (checkpoint, last)]
-        labels = both[1].explained.cpu()
-        if predictions.limits is None:
-            labels = torch.from_numpy(predictions.labels[[known[name] for name in shared]])
-        result = request.entry.function(*both, labels, **dict(request.options))
-        yield from (rows.about(method, *cell) for cell in cells(request, result))
+    same, values = np.array(is_same, bool), np.array(ssims, np.float64)
+    images = np.array([name for names in shared.values() for name in names], dtype=object)
+    of_pairs = values[same], values[~same], images[same], images[~same]
+    result = request.entry.function(*of_pairs, seed=unit.seed, **options)
+    yield from (at_last.about(method, *cell) for cell in cells(request, result))
 
 
 @dataclass(frozen=True)
@@ -429,7 +391,7 @@ class _StoredGroup:
             for method in self.unit.methods or ("",):
                 names = self._stored(method) if method and ids else []
                 if not ids or (method and not names):
-                    yield method, (None, request.text, math.nan, NO_MAP if ids else NO_IMAGE)
+                    yield method, (None, request.text, math.nan, NO_STORED_MAP if ids else NO_IMAGE)
                     continue
                 maps = self.maps.read(self.unit.checkpoint, method, names) if names else None
                 yield from ((method, cell) for cell in cells(request, self._call(request, maps)))
@@ -447,21 +409,22 @@ class _StoredGroup:
         if is_multilabel and maps is not None:
             labels = maps.explained.cpu()
         if entry.call:
-            on_device, seed = None if maps is None else maps.to(self.device), self.unit.seed
-            at, tables = partial(self._probabilities_at, chosen), every if is_multilabel else None
+
+            def at(anchor: str) -> Tensor:
+                """Probabilities of these images at another checkpoint."""
+                checkpoint = anchor_of(anchor, list(self.folder.manifest.models))
+                return torch.from_numpy(anchor_probabilities(self.folder, checkpoint, stored.ids)[chosen])
+
+            on_device, tables = (
+                None if maps is None else maps.to(self.device),
+                every if is_multilabel else None,
+            )
             context = CheckpointContext(
-                on_device, labels, probabilities, seed, at, stored.limits, tables, chosen
+                on_device, labels, probabilities, self.unit.seed, at, stored.limits, tables, chosen
             )
             return entry.call(entry.function, context, options)
         offered = {"maps": maps, "labels": labels, "probabilities": probabilities}
         return entry.function(**{name: offered[name] for name in entry.needs}, **options)
-
-    def _probabilities_at(self, rows: Sequence[int], anchor: str) -> Tensor:
-        """Probabilities of these images at another checkpoint."""
-        checkpoint = anchor_of(anchor, list(self.folder.manifest.models))
-        return torch.from_numpy(
-            anchor_probabilities(self.folder, checkpoint, self.predictions.ids)[list(rows)]
-        )
 
     def _run(self, request: MetricRequest) -> Iterator[tuple[str, Cell]]:
         """Run a metric that needs the network, for all methods at once; NaN if the images do not suffice."""

@@ -1,15 +1,26 @@
-"""A resolved study: its images listed, its checkpoints found, its network loaded on demand."""
+"""A resolved study: its images listed, its checkpoints found, its network loaded on demand.
+
+A checkpoint is named after its file; its epoch is the last number in that name, and orders the checkpoints.
+The checkpoint "random" is the network with the random weights of its builder. Whether a builder draws its
+weights or brings trained ones (a file, a package, a factory's own download) is determined by building twice
+from different seeds: equal weights were not drawn. Then all weights are drawn again, and none may stay equal.
+
+Loading a network may run code that is neither heatproof nor an installed package: a file net.py:make and its
+imports; with model.allow_pickle, what is pickled in checkpoints, a library's weights or a .keras file; with
+model.options.trust_remote_code, the Python files beside the weights of a Hugging Face model.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import inspect
+import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,14 +30,14 @@ from heatproof.explain.api import read_methods
 from heatproof.explain.providers import is_path, provided
 from heatproof.images import Source
 from heatproof.images.findings import THRESHOLD, entry_id, finding_name
-from heatproof.models import Model
-from heatproof.models.derived import keep_twin
+from heatproof.models import Model, load_model
+from heatproof.models.derived import keep_twin, reinitialise
 from heatproof.models.heads import Multilabel, chosen_head
+from heatproof.models.keras_graph import KerasClassifier
+from heatproof.models.libraries import check_name
 from heatproof.models.names import KERAS_FILES, placed_spec
 from heatproof.registry import explainers, parse_call
-from heatproof.rows import PRETRAINED as PRETRAINED
-from heatproof.rows import RANDOM as RANDOM
-from heatproof.rows import epoch_of as epoch_of
+from heatproof.rows import PRETRAINED, RANDOM, epoch_of
 from heatproof.run.config import (
     MetricRequest,
     ModelTable,
@@ -42,15 +53,18 @@ from heatproof.run.config import (
     read_study,
     repetitions,
     study_from,
-)
+)  # fmt: skip
 from heatproof.run.plan import Origin
 
-if TYPE_CHECKING:
-    from heatproof.models import Model
-
-Weights: TypeAlias = "list[tuple[str, Tensor]]"
 OWN = "own"
 LIBRARIES_WITHOUT_WEIGHTS = ("torchvision", "timm", "keras")
+ALL_CLASSES_UP_TO = 100  # of more classes, the probabilities of the true and the predicted one are stored
+RESOLVED = ("device", "threads", "precision", "inputs_per_pass")  # where a study leaves them open
+CLASSES_LISTED = 20
+Weights = list[tuple[str, Tensor]]
+Renamed = tuple[dict[int, int], tuple[str, ...]]  # the model's number of each label, and the model's names
+LABELS_UNUSED: Renamed = ({}, ())  # labels are not the network's classes, and nothing needs them
+StudySource: TypeAlias = "str | Path | Mapping[str, Any] | ResolvedStudy"
 
 
 @dataclass(frozen=True)
@@ -63,28 +77,28 @@ class Checkpoint:
 
 def find_checkpoints(study: Study, folder: Path) -> list[Checkpoint]:
     """The untrained network first, then files in the order given, those of a pattern by epoch."""
+
+    def by_epoch(path: Path) -> tuple[float, str]:
+        epoch = epoch_of(path.stem)
+        return math.inf if epoch is None else epoch, path.as_posix()
+
     table = study.model
     with at("model.checkpoints"):
-        matches = [
-            sorted(checkpoint_files(text, folder), key=_by_epoch) for text in listed(table.checkpoints)
-        ]
+        matches = [sorted(checkpoint_files(text, folder), key=by_epoch) for text in listed(table.checkpoints)]
     files = list(dict.fromkeys(file for some in matches for file in some))
     checkpoints = [Checkpoint(RANDOM)] * table.random_init + [Checkpoint(PRETRAINED)] * table.pretrained
     stems = [file.stem for file in files]
     for file in files:
         alone = stems.count(file.stem) == 1 and file.stem not in (RANDOM, PRETRAINED, OWN)
-        checkpoints.append(Checkpoint(file.stem if alone else _relative(file, folder), file))
-    if not checkpoints:
-        if table.spec.partition(":")[0] in LIBRARIES_WITHOUT_WEIGHTS:
-            from heatproof.models.libraries import check_name
-
-            check_name(table.spec)
-            raise InputError(
-                "the model has no weights: set model.checkpoints, model.pretrained = true or "
-                "model.random_init = true"
-            )
-        checkpoints.append(Checkpoint(OWN))
-    return checkpoints
+        relative = file.relative_to(folder) if file.is_relative_to(folder) else file
+        checkpoints.append(Checkpoint(file.stem if alone else relative.as_posix(), file))
+    if not checkpoints and table.spec.partition(":")[0] in LIBRARIES_WITHOUT_WEIGHTS:
+        check_name(table.spec)
+        raise InputError(
+            "the model has no weights: set model.checkpoints, model.pretrained = true or "
+            "model.random_init = true"
+        )
+    return checkpoints or [Checkpoint(OWN)]
 
 
 def foreign_code(table: ModelTable, methods: Sequence[str] = ()) -> str:
@@ -95,32 +109,18 @@ def foreign_code(table: ModelTable, methods: Sequence[str] = ()) -> str:
     """
     path = table.spec.rpartition(":")[0]
     files = [parse_call(text)[0].rpartition(":")[0] for text in methods]
-    inside = table.allow_pickle and table.spec.endswith(KERAS_FILES)
-    pickled = listed(table.checkpoints) if table.allow_pickle else []
-    own = (
-        table.allow_pickle and not path.endswith(".py") and (table.pretrained or table.spec.startswith("hf:"))
-    )
-    remote = table.options.get("trust_remote_code")
-    phrases = [
-        *(f"runs {file}" for file in dict.fromkeys([path, *files]) if file.endswith(".py")),
-        f"runs the code inside {table.spec}" if inside else "",
-        f"unpickles {', '.join(map(str, pickled))}" if pickled else "",
-        f"unpickles the weights of {table.spec}" if own else "",
-        f"runs the code of {table.spec}" if remote else "",
-    ]
-    return " and ".join(filter(None, phrases))
-
-
-def build(table: ModelTable, folder: Path, checkpoint: Checkpoint, seed: int) -> Model:
-    """The network with one checkpoint's weights; random parts are the same each time."""
-    if checkpoint == Checkpoint(RANDOM):
-        return _untrained(table, folder, seed)
-    return _build(table, folder, checkpoint, seed)
+    phrases = [f"runs {file}" for file in dict.fromkeys([path, *files]) if file.endswith(".py")]
+    if table.allow_pickle:
+        own = not path.endswith(".py") and (table.pretrained or table.spec.startswith("hf:"))
+        pickled = ", ".join(map(str, listed(table.checkpoints)))
+        phrases += [f"runs the code inside {table.spec}"] * table.spec.endswith(KERAS_FILES)
+        phrases += [f"unpickles {what}" for what in (pickled, f"the weights of {table.spec}" * own) if what]
+    phrases += [f"runs the code of {table.spec}"] * bool(table.options.get("trust_remote_code"))
+    return " and ".join(phrases)
 
 
 def _build(table: ModelTable, folder: Path, checkpoint: Checkpoint, seed: int) -> Model:
-    from heatproof.models import load_model
-
+    """The network with one checkpoint's weights; random parts are the same each time."""
     for name in table.options:
         if name in inspect.signature(load_model).parameters:
             tables = {"model": ModelTable, "run": RunTable}
@@ -129,14 +129,10 @@ def _build(table: ModelTable, folder: Path, checkpoint: Checkpoint, seed: int) -
             raise InputError(f"model.options.{name} is not an option of the network's builder; {remedy}")
     with seeded_builder(seed):
         return load_model(
-            placed_spec(table.spec, folder),
-            checkpoint.file,
-            num_classes=table.num_classes,
-            pretrained=checkpoint == Checkpoint(PRETRAINED),
-            allow_pickle=table.allow_pickle,
-            prefix=table.prefix,
-            **table.options,
-        )
+            placed_spec(table.spec, folder), checkpoint.file, num_classes=table.num_classes,
+            pretrained=checkpoint == Checkpoint(PRETRAINED), allow_pickle=table.allow_pickle,
+            prefix=table.prefix, **table.options,
+        )  # fmt: skip
 
 
 def _untrained(table: ModelTable, folder: Path, seed: int) -> Model:
@@ -146,22 +142,16 @@ def _untrained(table: ModelTable, folder: Path, seed: int) -> Model:
         return model
     brought = [(name, weight.clone()) for name, weight in brought]
     for drawn in (seed, seed + 1):  # a factory may use the same seed itself
-        model = _drawn_anew(model, drawn)
+        if isinstance(model.module, KerasClassifier):
+            with seeded_builder(drawn):
+                model = replace(model, module=model.module.untrained())
+        else:
+            parts = model.module.named_modules()
+            owners = [name for name, part in parts if next(part.parameters(False), None) is not None]
+            reinitialise(model.module, owners, drawn)
         if not (equal := _equal(brought, _weights(model))):
             return model
     raise ModelError(f"{equal[0]} of {table.spec} cannot be drawn at random; leave out random_init")
-
-
-def _drawn_anew(model: Model, seed: int) -> Model:
-    from heatproof.models.derived import reinitialise
-    from heatproof.models.keras_graph import KerasClassifier
-
-    if isinstance(model.module, KerasClassifier):
-        with seeded_builder(seed):
-            return replace(model, module=model.module.untrained())
-    owners = [n for n, part in model.module.named_modules() if any(True for _ in part.parameters(False))]
-    reinitialise(model.module, owners, seed)
-    return model
 
 
 def _weights(model: Model) -> Weights:
@@ -199,23 +189,6 @@ def weights_hash(checkpoint: Checkpoint, model: Model) -> str:
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
-
-
-def _by_epoch(path: Path) -> tuple[float, str]:
-    epoch = epoch_of(path.stem)
-    return (float("inf") if epoch is None else epoch, path.as_posix())
-
-
-def _relative(file: Path, folder: Path) -> str:
-    return file.relative_to(folder).as_posix() if file.is_relative_to(folder) else file.as_posix()
-
-
-ALL_CLASSES_UP_TO = 100  # of more classes, the probabilities of the true and the predicted one are stored
-RESOLVED = ("device", "threads", "precision", "inputs_per_pass")  # where a study leaves them open
-CLASSES_LISTED = 20
-Renamed = tuple[dict[int, int], tuple[str, ...]]  # the model's number of each label, and the model's names
-LABELS_UNUSED: Renamed = ({}, ())  # labels are not the network's classes, and nothing needs them
-StudySource: TypeAlias = "str | Path | Mapping[str, Any] | ResolvedStudy"
 
 
 @dataclass
@@ -339,14 +312,11 @@ class ResolvedStudy:
 
     def describe(self) -> list[str]:
         """Input and output of the network, one line each."""
-        lines = [
-            f"the network's input: {self.preprocess}",
-            f"the network's output: {self.head_description}",
-        ]
-        if self.source.labelled and self.predicts_classes and self.renamed != LABELS_UNUSED:
-            lines.append(f"classes, in the order of its outputs: {listed_classes(self.source.classes)}")
+        lines = [f"the network's input: {self.preprocess}", f"the network's output: {self.head_description}"]
         if self.renamed == LABELS_UNUSED:
             lines.append("labels are not used, because they are not the network's classes")
+        elif self.source.labelled and self.predicts_classes:
+            lines.append(f"classes, in the order of its outputs: {listed_classes(self.source.classes)}")
         return [*lines, *(f"warning: {warning}" for warning in self.warnings)]
 
     def model(self, checkpoint: str) -> Model:
@@ -403,7 +373,12 @@ def _check_methods(methods: list[str]) -> None:
 def load_weights(opened: ResolvedStudy, checkpoint: Checkpoint) -> Model:
     """The study's network with a checkpoint's weights, on the study's device, with its preprocessing."""
     study, table = opened.study, opened.study.model
-    model = opened.network or build(table, opened.folder, checkpoint, study.run.seed)
+    if opened.network:
+        model = opened.network
+    elif checkpoint == Checkpoint(RANDOM):
+        model = _untrained(table, opened.folder, study.run.seed)
+    else:
+        model = _build(table, opened.folder, checkpoint, study.run.seed)
     preprocess = model.preprocess.replaced(as_config(study)["preprocess"])
     model = replace(
         model, name=opened.model_name, preprocess=preprocess, precision=opened.precision,

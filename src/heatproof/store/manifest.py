@@ -2,9 +2,10 @@
 
 A resume with the same hash of the config continues the run; another config is compared key by key, and only
 additions at the end of a list of methods, metrics, checkpoints, models or images are accepted, because
-existing rows then stay valid.
+existing rows then stay valid. The format of folders is 2; others are refused.
 
-The format of folders is 2; others are refused.
+Facts of the metrics and methods are stored too, so that reading a run needs no registry. Folders of heatproof
+0.2 hold none; for those the registry is read, which imports torch.
 """
 
 from __future__ import annotations
@@ -32,14 +33,23 @@ from heatproof.registry import (
     FLOOR_CARD,
     REQUIRED,
     Card,
+    Entry,
     Explainer,
     Metric,
     explainers,
     key_of,
     metrics,
     parse_call,
-)
+)  # fmt: skip
 from heatproof.store.ledger import check_types, plain, read_record, write_record
+
+PACKAGES = (
+    "heatproof", "torch", "numpy", "scipy", "pillow", "scikit-image", "duckdb",
+    "torchvision", "timm", "transformers", "keras", "ray",
+)  # fmt: skip
+FORMAT = 2
+SEVERAL = "multilabel"  # the head of such a network
+GROWING = ("methods", "metrics", "checkpoints", "models", "images")
 
 
 @dataclass(frozen=True)
@@ -118,13 +128,13 @@ class Facts:
         """Facts of the metrics and methods that a config names, and of all metrics that vote."""
         named = {key_of(name) for name in _names(config.get("metrics"))}
         registered = metrics.as_registered() if named else []
-        held = [
-            entry
-            for entry in registered
-            if named & {key_of(name) for name in (entry.name, entry.bundle, *entry.aliases) if name}
-        ]
+        held = [e for e in registered if named & set(map(key_of, filter(None, (e.bundle, *_called(e)))))]
         described = [entry for entry in registered if entry in held or entry.votes] if held else []
-        methods = (MethodFacts.of(entry, name) for name, entry in _methods(config.get("methods")))
+        methods = []
+        for name in dict.fromkeys(_names(config.get("methods"))):
+            with suppress(HeatproofError):
+                if entry := explainers.find(name):
+                    methods.append(MethodFacts.of(entry, name))
         modules = dict.fromkeys(entry.function.__module__ for entry in held)
         return Facts(tuple(map(MetricFacts.of, described)), tuple(methods), _docstrings(modules))
 
@@ -160,7 +170,6 @@ class Facts:
         return facts.name if facts and facts.floor else ""
 
     def is_floor(self, method: str) -> bool:
-        """Whether a method ignores the network."""
         return bool(self.floor_name(method))
 
     def definition(self, module: str) -> str:
@@ -169,46 +178,27 @@ class Facts:
 
     @cached_property
     def _metrics(self) -> dict[str, MetricFacts]:
-        return {key_of(name): facts for facts in self.metrics for name in (*facts.aliases, facts.name)}
+        return {key_of(name): facts for facts in self.metrics for name in _called(facts)}
 
     @cached_property
     def _methods(self) -> dict[str, MethodFacts]:
-        return {key_of(name): facts for facts in self.methods for name in (*facts.aliases, facts.name)}
+        return {key_of(name): facts for facts in self.methods for name in _called(facts)}
 
 
-def _names(calls: Any) -> list[str]:
-    """Names in a list of calls; empty for a list of anything else."""
-    names = []
+def _called(entry: Entry | MetricFacts | MethodFacts) -> tuple[str, ...]:
+    return *entry.aliases, entry.name
+
+
+def _names(calls: Any) -> Iterator[str]:
+    """Names in a list of calls; none for a list of anything else."""
     for text in calls if isinstance(calls, list | tuple) else []:
-        try:
-            names.append(parse_call(text)[0])
-        except (HeatproofError, AttributeError):
-            continue
-    return names
-
-
-def _methods(calls: Any) -> Iterable[tuple[str, Explainer]]:
-    for name in dict.fromkeys(_names(calls)):
-        try:
-            entry = explainers.find(name)
-        except HeatproofError:
-            continue
-        if entry is not None:
-            yield name, entry
+        with suppress(HeatproofError, AttributeError):
+            yield parse_call(text)[0]
 
 
 def _docstrings(modules: Iterable[str]) -> dict[str, str]:
     """Docstrings of imported modules."""
     return {name: inspect.getdoc(sys.modules[name]) or "" for name in modules if name in sys.modules}
-
-
-PACKAGES = (
-    "heatproof", "torch", "numpy", "scipy", "pillow", "scikit-image", "duckdb",
-    "torchvision", "timm", "transformers", "keras", "ray",
-)  # fmt: skip
-FORMAT = 2
-SEVERAL = "multilabel"  # the head of such a network
-GROWING = ("methods", "metrics", "checkpoints", "models", "images")
 
 
 class LaterFormatError(StoreError):
@@ -290,32 +280,26 @@ class Manifest:
         self, new: Manifest, growing: Collection[str] = GROWING, free: Collection[str] = ()
     ) -> list[Change]:
         """Differences that a resume with `new` would make: config, seed, weights or images."""
-        changes: list[Change] = []
-        if self.config_hash != new.config_hash:
-            changes += compare_configs(self.config, new.config, growing, free)
+        changes = compare_configs(self.config, new.config, growing, free)
         images_grew = any(change.addition and "images" in change.key.split(".") for change in changes)
-
-        def refuse(key: str, sentence: str) -> None:
-            changes.append(Change(key, sentence, False))
-
+        refused: list[tuple[str, str]] = []
         if self.seed != new.seed:
-            refuse("seed", f"the seed was {self.seed} and is now {new.seed}")
+            refused.append(("seed", f"the seed was {self.seed} and is now {new.seed}"))
         for name in sorted({*self.models, *new.models}):
             if name not in self.models:
                 changes.append(Change(name, f"checkpoint {name!r} is new", True))
             elif name not in new.models:
-                refuse(name, f"checkpoint {name!r} is gone")
+                refused.append((name, f"checkpoint {name!r} is gone"))
             elif self.models[name] != new.models[name]:
-                refuse(name, f"the weights of {name!r} are not those of the run")
+                refused.append((name, f"the weights of {name!r} are not those of the run"))
         if (self.data != new.data or "" != self.pictures != new.pictures) and not images_grew:
-            refuse("images", "the images are not those of the run")
+            refused.append(("images", "the images are not those of the run"))
         changed = [name for name in {**self.code, **new.code} if self.code.get(name) != new.code.get(name)]
         if self.code and changed:
-            refuse("code", f"the code of {', '.join(changed)} is not that of the run")
-        for method in self.brought.keys() & new.brought.keys():
-            if self.brought[method] != new.brought[method]:
-                refuse(method, f"the files of {method} are not those of the run")
-        return changes
+            refused.append(("code", f"the code of {', '.join(changed)} is not that of the run"))
+        brought = {method for method, mark in self.brought.items() if new.brought.get(method, mark) != mark}
+        refused += [(method, f"the files of {method} are not those of the run") for method in brought]
+        return changes + [Change(*change, False) for change in refused]
 
     def completed_by(self, new: Manifest) -> Manifest:
         """This manifest, with what an older version did not record taken from `new`."""
@@ -360,11 +344,9 @@ class Manifest:
 
 
 def compare_configs(
-    old: Mapping[str, Any],
-    new: Mapping[str, Any],
-    growing: Collection[str] = GROWING,
-    free: Collection[str] = (),
-) -> list[Change]:
+    old: Mapping[str, Any], new: Mapping[str, Any],
+    growing: Collection[str] = GROWING, free: Collection[str] = (),
+) -> list[Change]:  # fmt: skip
     """Differences between two configs, key by key.
 
     Under a key named in `growing` a list may gain entries at its end, a table of named things new names,
@@ -375,11 +357,11 @@ def compare_configs(
     >>> [(change.sentence, change.addition) for change in compare_configs(old, new)]
     [("methods gained 'lime'", True), ('seed was 0 and is now 1', False)]
     """
-    return list(_changes(_plain(old), _plain(new), "", frozenset(growing), frozenset(free)))
+    return list(_changes(_plain(old), _plain(new), "", growing, free))
 
 
 def _changes(
-    old: Any, new: Any, path: str, growing: frozenset[str], free: frozenset[str]
+    old: Any, new: Any, path: str, growing: Collection[str], free: Collection[str]
 ) -> Iterator[Change]:
     name = path.rpartition(".")[2]
     grows = name in growing
@@ -409,7 +391,7 @@ def _changes(
             yield from _changes(a, b, f"{path}[{i}]", growing, free)
         if gained := new[len(old) :]:
             yield Change(path, f"{path} gained {', '.join(map(_short, gained))}", grows)
-    elif grows and _is_number(old) and _is_number(new) and new > old:
+    elif grows and type(old) in (int, float) and type(new) in (int, float) and new > old:
         yield Change(path, f"{path} rose from {old} to {new}", True)
     else:
         yield Change(path, f"{path} was {_short(old)} and is now {_short(new)}", False)
@@ -417,10 +399,6 @@ def _changes(
 
 def _tables(entries: list[Any]) -> bool:
     return all(isinstance(entry, dict) for entry in entries)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _short(value: Any) -> str:
@@ -458,10 +436,9 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
     def git(*arguments: str) -> str:
         command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
-        return subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=10, stdin=subprocess.DEVNULL
-        ).stdout.strip()
+        return subprocess.check_output(command, text=True, timeout=10, stdin=none, stderr=none).strip()
 
+    none = subprocess.DEVNULL
     try:
         return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
     except (OSError, subprocess.SubprocessError):
@@ -481,8 +458,7 @@ def _machine(device: str) -> dict[str, Any]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "cpu": _cpu_name(), "cores": cores, "device": device,
-        "device_name": _gpu_name(device) or "cpu",
-        "system": platform.platform(), "host": platform.node(),
+        "device_name": _gpu_name(device) or "cpu", "system": platform.platform(), "host": platform.node(),
     }  # fmt: skip
 
 

@@ -105,12 +105,13 @@ def shard_files(root: Path, unit: Unit, maps: Mapping[str, Maps]) -> dict[Path, 
         shared = shared or own
         entry: dict[str, Any] = {"method": valid_unicode(method), "image_size": list(given.image_size)}
         entry |= {key: value for key, value in own.items() if value != shared[key]}
-        stored, entry["values"] = pack(given.values)
-        folder = root / slug(method)
-        files[folder / f"{unit.hash}.npy"] = partial(_save_array, stored)
-        if given.signed_values is not None:
-            stored, entry["signed"] = pack(given.signed_values)
-            files[folder / f"{unit.hash}.signed.npy"] = partial(_save_array, stored)
+        for kind, values, suffix in (
+            ("values", given.values, ""),
+            ("signed", given.signed_values, ".signed"),
+        ):
+            if values is not None:
+                stored, entry[kind] = pack(values)
+                files[root / slug(method) / f"{unit.hash}{suffix}.npy"] = partial(_save_array, stored)
         entries.append(entry)
     if entries:
         index = {"checkpoint": valid_unicode(unit.checkpoint), **shared, "maps": entries}
@@ -134,9 +135,7 @@ class StoredMaps(NamedTuple):
 
         from heatproof.types import Maps  # with torch, which reading scores and drawing maps does without
 
-        signed = None if self.signed_values is None else torch.from_numpy(self.signed_values)
-        explained = torch.from_numpy(self.explained)
-        return Maps(self.method, torch.from_numpy(self.values), self.image_size, explained, self.ids, signed)
+        return Maps(*(torch.from_numpy(v) if isinstance(v, np.ndarray) else v for v in self))
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,8 +226,7 @@ class MapStore:
         rows: dict[Shard, list[int]] = {}
         for shard, row in self._of(checkpoint, method).values():
             rows.setdefault(shard, []).append(row)
-        for shard, picked in rows.items():
-            yield shard.read(picked).as_tensors()
+        yield from (shard.read(picked).as_tensors() for shard, picked in rows.items())
 
     def _of(self, checkpoint: str, method: str) -> dict[str, tuple[Shard, int]]:
         """Shard and row of each image's map."""
@@ -327,13 +325,10 @@ def _check(method: str, maps: Maps) -> None:
             f"{method} has {n} maps but {len(maps.ids)} ids and {maps.explained.numel()} explained classes; "
             "stored maps need one of each"
         )
-    for values in (maps.values, maps.signed_values):
-        if values is None:
-            continue
+    for values in (maps.values, maps.values if maps.signed_values is None else maps.signed_values):
         if len(values) != n:
             raise InputError(f"{method} has {n} maps but {len(values)} signed maps; they must match")
-        finite = values.isfinite().flatten(1).all(1)
-        if not finite.all():
+        if not (finite := values.isfinite().flatten(1).all(1)).all():
             bad = maps.ids[int((~finite).nonzero()[0, 0])]
             raise InputError(f"the map of {method} for {bad!r} has NaN or infinite values; leave it out")
 
@@ -358,7 +353,7 @@ class PictureStore:
     def path(self, name: str) -> Path | None:
         """The file of an image, if it is stored."""
         files = (self.root / f"{file_stem(name)}{suffix}" for suffix in (".png", ".jpg"))
-        return next((file for file in files if file.exists()), None)
+        return next(filter(Path.exists, files), None)
 
     def read(self, name: str) -> bytes | None:
         """PNG or JPEG bytes; None if not stored. Raises DamagedError if they differ from what was written."""
@@ -396,16 +391,14 @@ class PictureStore:
 
 def encode(pixels: np.ndarray, planes: Sequence[int] = ()) -> tuple[bytes, str]:
     """An image as a file, and its suffix; planes: of a volume, written to the file's comment."""
-    picture, out = Image.fromarray(pixels), io.BytesIO()
+    picture, out, info = Image.fromarray(pixels), io.BytesIO(), PngInfo()
     note = f"planes {' '.join(map(str, planes))}" if planes else ""
-    if picture.getcolors(FEW_COLOURS) is not None:
-        info = PngInfo()
-        if note:
-            info.add_text("comment", note)
-        picture.save(out, "PNG", pnginfo=info)
-        return out.getvalue(), ".png"
-    picture.save(out, "JPEG", quality=QUALITY, subsampling=0, comment=note.encode())
-    return out.getvalue(), ".jpg"
+    if note:
+        info.add_text("comment", note)
+    few = picture.getcolors(FEW_COLOURS) is not None
+    how: dict[str, Any] = {"quality": QUALITY, "subsampling": 0, "comment": note.encode()}
+    picture.save(out, "PNG" if few else "JPEG", **{"pnginfo": info} if few else how)
+    return out.getvalue(), ".png" if few else ".jpg"
 
 
 def file_stem(name: str) -> str:

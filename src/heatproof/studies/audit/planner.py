@@ -37,7 +37,6 @@ from heatproof.run.checks import (
     check_head,
     check_study,
     first_answers,
-    order_warning,
 )
 from heatproof.run.config import check_network, read_metrics, study_from
 from heatproof.run.engine import CHEAP, Trials, resolve_defaults
@@ -146,7 +145,7 @@ def _warnings(resolved: ResolvedStudy) -> list[str]:
         name = source.classes[used.pop()]
         return [f"all images are of class {name}, so whether the network can distinguish classes is unknown"]
     answers = first_answers(resolved, TRIED)
-    warnings = order_warning(resolved, answers)
+    warnings = list(filter(None, [answers.order(source.classes)])) if answers else []
     if answers is None or not answers.single or len(answers.truth) < TRIED:
         return warnings
     chance = 1 / len(source.classes)
