@@ -267,21 +267,13 @@ def method_hashes(opened: ResolvedStudy) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class MetricAvailability:
-    """Which metrics a run can compute for these images and this network, with reasons for the others.
-
-    Args:
-        opened: the study, with its images.
-        classes: the number of the network's classes.
-        labels: whether the classes of the images are the network's.
-        stored: whether the maps are read, so that no method can be run again.
-        function: whether the network is only a function.
-    """
+    """Which metrics a run can compute for these images and this network, with reasons for the others."""
 
     opened: ResolvedStudy
-    classes: int
-    labels: bool = True
-    stored: bool = False
-    function: bool = False
+    classes: int  # number of the network's classes
+    labels: bool = True  # whether the classes of the images are the network's
+    stored: bool = False  # whether the maps are read, so that no method can be run again
+    function: bool = False  # whether the network is only a function
 
     def why_not(self, text: str) -> str:
         """Clause that explains why a metric, or a family, cannot be computed; "" if it can."""
@@ -292,21 +284,22 @@ class MetricAvailability:
             check_truth(requests, self.opened.source, self.opened.targets)
         except HeatproofError as error:
             return _short(str(error))
-        return next(filter(None, map(self._against, requests)), "")
-
-    def _against(self, request: MetricRequest) -> str:
-        entry = request.entry
         used = {label for sample in self.opened.source.samples for label in sample.stated}
-        if self.stored and entry.reruns:
-            return "it runs the method again, which stored maps cannot be"
-        if self.function and entry.needs_gradients:
-            return "it needs the network's weights or gradients, and this one is a function"
-        if entry.compares_checkpoints and len(self.opened.checkpoints) < 2:
-            return "it compares checkpoints, and there is one"
-        if entry.name == "auc" and len(used) == 1:
-            return "all images are of one class"
-        if request.every_class and self.classes > ALL_CLASSES_UP_TO:
-            return f"a run keeps the probabilities of {ALL_CLASSES_UP_TO} classes at most"
+        several = len(self.opened.checkpoints) > 1
+        most = f"a run keeps the probabilities of {ALL_CLASSES_UP_TO} classes at most"
+        for request in requests:
+            entry = request.entry
+            reasons = {
+                "it runs the method again, which stored maps cannot be": self.stored and entry.reruns,
+                "it needs the network's weights or gradients, and this one is a function": (
+                    self.function and entry.needs_gradients
+                ),
+                "it compares checkpoints, and there is one": entry.compares_checkpoints and not several,
+                "all images are of one class": entry.name == "auc" and len(used) == 1,
+                most: request.every_class and self.classes > ALL_CLASSES_UP_TO,
+            }
+            if reason := next((reason for reason, holds in reasons.items() if holds), ""):
+                return reason
         return ""
 
     def all(self) -> dict[str, str]:

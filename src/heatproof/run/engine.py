@@ -67,24 +67,15 @@ UnitRows = _Rows | tuple[*_Rows, Mapping[str, np.ndarray | Sheet]]
 
 @dataclass(frozen=True)
 class Result:
-    """The outcome of a run.
-
-    Args:
-        folder: its run folder.
-        units, done: of the whole run, and of them the finished ones.
-        computed: images that were computed in this call, once for each checkpoint.
-        broken: image and reason of every image that could not be read.
-        stopped: whether it was asked to stop.
-        seconds: of its units, in this call.
-    """
+    """The outcome of a run."""
 
     folder: RunFolder
-    units: int
-    done: int
-    computed: int
-    broken: list[dict[str, Any]]
-    stopped: bool = False
-    seconds: float = 0.0
+    units: int  # of the whole run
+    done: int  # of them the finished ones
+    computed: int  # images that were computed in this call, once for each checkpoint
+    broken: list[dict[str, Any]]  # image and reason of every image that could not be read
+    stopped: bool = False  # whether it was asked to stop
+    seconds: float = 0.0  # of its units, in this call
 
     @property
     def unanswered(self) -> int:

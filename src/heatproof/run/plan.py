@@ -1,15 +1,9 @@
 """The units of a run, from its manifest alone, and the origin of each: what its rows are computed from.
 
-The units of a block share a checkpoint and decoded images, as many as a batch:
-
-    explain   one pass for all new methods: their maps, the predictions, image-level metrics
-    score     metrics that were added later, from the stored maps of earlier methods
-
-When all blocks of a checkpoint are done, its group units follow (C-Score, AUC, ...), from the store alone.
-
-A run may grow: the manifest records the settings it grew from, and each stage adds units for what is new, so
-no finished unit is computed again. Units depend on neither shards nor engines; blocks are assigned to shards
-by their number modulo n.
+The units of a block share a checkpoint and decoded images, as many as a batch. When all blocks of a
+checkpoint are done, its group units follow (C-Score, AUC, ...), from the store alone. A run may grow: the
+manifest records the settings it grew from, and each stage adds units for what is new, so no finished unit is
+computed again. Units depend on neither shards nor engines.
 
 The hash of a unit covers weights, images, the code of a FILE.py factory and settings, so files computed from
 something else are never mistaken for it, even if run.json was lost. Settings that may grow or change
@@ -21,7 +15,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -42,12 +36,25 @@ from heatproof.store.ledger import hash_of, read_record, write_record
 
 if TYPE_CHECKING:
     from heatproof.images import Loaded, Source
-    from heatproof.store import Manifest, RunFolder
+    from heatproof.store import RunFolder
+
+ANSWERS = ("probability", "predicted")  # of the classifier, in the first unit of every block
+PER_MAP = ("degenerate",)  # in every unit that makes maps
+NO_EVIDENCE = "the map is blank: nothing at the layer speaks for the explained class"
+DEAD_LAYER = "the map is blank: the layer is dead, its activations are the same at every place"
+MEMORY = "hashes.json"
+BY_MTIME = "mtime:"
+ADDED = ("methods", "metrics", "checkpoints")
+# Settings that may change: no number depends on them, or the hashes of weights and images cover them.
+FREE = (
+    "run.workers", "run.out", "run.pictures", "run.both_classes", "run.inputs_per_pass",
+    "run.expect_accuracy", "images.path", "model.checkpoints",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class StoredPredictions:
-    """Predictions of the images that could be read, in the source's order."""
+    """Predictions of the images that could be read, in the source's order; no label is -1."""
 
     ids: tuple[str, ...]
     labels: np.ndarray  # "b"; multi-label: "b k" bool
@@ -108,10 +115,10 @@ def anchor_of(name: str, checkpoints: Sequence[str]) -> str:
 
 
 def anchor_probabilities(
-    folder: RunFolder, checkpoint: str, ids: Sequence[str], model: str | None = None
+    folder: RunFolder, anchor: str, ids: Sequence[str], model: str | None = None
 ) -> np.ndarray:
-    """Array "b k": probabilities of these images at a checkpoint; zeros for images that could not be read."""
-    stored = read_predictions(folder, checkpoint, ids, model)
+    """Array "b k": probabilities of these images at an anchor; zeros for images that could not be read."""
+    stored = read_predictions(folder, anchor_of(anchor, list(folder.manifest.models)), ids, model)
     place = {name: i for i, name in enumerate(ids)}
     probabilities = np.zeros((len(ids), stored.probabilities.shape[1]))
     probabilities[[place[name] for name in stored.ids]] = stored.probabilities
@@ -124,35 +131,14 @@ def stored_limits(manifest: Manifest, findings: int) -> tuple[float, ...]:
     return finding_limits(THRESHOLD if limits is None else limits, findings)
 
 
-ANSWERS = ("probability", "predicted")  # of the classifier, in the first unit of every block
-PER_MAP = ("degenerate",)  # in every unit that makes maps
-NO_EVIDENCE = "the map is blank: nothing at the layer speaks for the explained class"
-DEAD_LAYER = "the map is blank: the layer is dead, its activations are the same at every place"
-MEMORY = "hashes.json"
-BY_MTIME = "mtime:"
-ADDED = ("methods", "metrics", "checkpoints")
-# Settings that may change: no number depends on them, or the hashes of weights and images cover them.
-FREE = (
-    "run.workers", "run.out", "run.pictures", "run.both_classes", "run.inputs_per_pass",
-    "run.expect_accuracy", "images.path", "model.checkpoints",
-)  # fmt: skip
-
-
 @dataclass(frozen=True)
 class PlannedUnit(Unit):
-    """A unit and how it is computed.
-
-    Args:
-        kind: see above.
-        beside: of a group: methods that were there before, for metrics that compare methods.
-        among: of a group that compares checkpoints: all of them, the last one last.
-        after: of a group: other checkpoints whose predictions it reads.
-    """
+    """A unit and how it is computed: new methods in one pass, later metrics of stored maps, or a group."""
 
     kind: Literal["explain", "score", "group"] = "explain"
-    beside: tuple[str, ...] = ()
-    among: tuple[str, ...] = ()
-    after: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()  # of a group: earlier methods, for metrics that compare methods
+    among: tuple[str, ...] = ()  # of a group that compares checkpoints: all of them, the last one last
+    after: tuple[str, ...] = ()  # of a group: other checkpoints whose predictions it reads
 
     @property
     def has_predictions(self) -> bool:
@@ -192,23 +178,24 @@ def make_plan(manifest: Manifest, images: int, pictures: Sequence[tuple[str, str
     stages = [*manifest.earlier, {"config": manifest.config, "models": manifest.models}]
     batch, names = int(manifest.config["run"]["batch_size"]), tuple(manifest.models)
     ranges = [(start, min(start + batch, images)) for start in range(0, images, batch)]
-    origin = unit_origin(manifest, pictures)
+    # The first settings, so that hashes of finished units stay valid when the run grows.
+    first = manifest.earlier[0]["config"] if manifest.earlier else manifest.config
+    shared = [manifest.format, _settings(first), manifest.code, list(manifest.classes)]
 
     def placed(unit: PlannedUnit, span: tuple[int, int]) -> PlannedUnit:
         read = unit.among or tuple(dict.fromkeys([unit.checkpoint, *unit.after]))
-        return replace(unit, images=span, seed=manifest.seed, origin=origin(read, span))
+        own = [[manifest.models[name] for name in read], [mark for _, mark in pictures[slice(*span)]]]
+        origin = hash_of(json.dumps([*shared, *own], sort_keys=True))[:16] if pictures else ""
+        return replace(unit, images=span, seed=manifest.seed, origin=origin)
 
     templates = {name: list(_templates(name, stages, names)) for name in names}
-    blocks = [
-        tuple(placed(unit, span) for unit in templates[name] if unit.kind != "group")
-        for name in names
-        for span in ranges
-    ]
+    of_blocks = {name: [unit for unit in templates[name] if unit.kind != "group"] for name in names}
+    blocks = [tuple(placed(unit, span) for unit in of_blocks[name]) for name in names for span in ranges]
     groups = [unit for name in names for unit in templates[name] if unit.kind == "group"]
     requests = [r for r in read_metrics(manifest.config["metrics"]) if r.entry.compares_checkpoints]
     for request in requests if len(names) > 1 else ():  # another last checkpoint makes new units
-        methods = manifest.config["methods"]
-        groups += [_group(names[-1], (method,), (request.text,), among=names) for method in methods]
+        template = PlannedUnit(names[-1], (0, 0), (), (request.text,), kind="group", among=names)
+        groups += [replace(template, methods=(method,)) for method in manifest.config["methods"]]
     return RunPlan(tuple(blocks), tuple(placed(unit, (0, images)) for unit in groups))
 
 
@@ -233,17 +220,13 @@ def _templates(
             yield PlannedUnit(checkpoint, (0, 0), old, texts, kind="score")
         # Metrics that compare methods need the earlier ones too, but only pairs with a new one are rows.
         if new and (texts := _texts(requests, per_method=True)):
-            yield _group(checkpoint, new, texts, beside=old, after=after)
+            yield PlannedUnit(checkpoint, (0, 0), new, texts, kind="group", beside=old, after=after)
         if old and (texts := _texts(added, per_method=True)):
-            yield _group(checkpoint, old, texts, after=after)
+            yield PlannedUnit(checkpoint, (0, 0), old, texts, kind="group", after=after)
         if texts := _texts(added, per_method=False):
-            yield _group(checkpoint, (), texts, after=after)
+            yield PlannedUnit(checkpoint, (0, 0), (), texts, kind="group", after=after)
         old += new
         known |= {request.text for request in added}
-
-
-def _group(checkpoint: str, methods: tuple[str, ...], metrics: tuple[str, ...], **how: Any) -> PlannedUnit:
-    return PlannedUnit(checkpoint, (0, 0), methods, metrics, kind="group", **how)
 
 
 def _texts(
@@ -360,23 +343,6 @@ def _imported_files(file: Path, root: Path) -> Iterator[Path]:
             for known in (*(p.with_suffix(".py") for p in places), *(p / "__init__.py" for p in packages)):
                 if known.is_file() and known.resolve().is_relative_to(root):
                     yield known.resolve()
-
-
-def unit_origin(
-    manifest: Manifest, pictures: Sequence[tuple[str, str]]
-) -> Callable[[Sequence[str], tuple[int, int]], str]:
-    """The origin of a unit over some checkpoints and images; '' without images."""
-    if not pictures:
-        return lambda checkpoints, span: ""
-    # The first settings, so that hashes of finished units stay valid when the run grows.
-    first = manifest.earlier[0]["config"] if manifest.earlier else manifest.config
-    shared = [manifest.format, _settings(first), manifest.code, list(manifest.classes)]
-
-    def origin(checkpoints: Sequence[str], span: tuple[int, int]) -> str:
-        own = [[manifest.models[name] for name in checkpoints], [mark for _, mark in pictures[slice(*span)]]]
-        return hash_of(json.dumps([*shared, *own], sort_keys=True))[:16]
-
-    return origin
 
 
 def _settings(config: Any, path: str = "") -> Any:

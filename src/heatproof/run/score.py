@@ -41,7 +41,6 @@ from heatproof.run.plan import (
     PER_MAP,
     PlannedUnit,
     StoredPredictions,
-    anchor_of,
     anchor_probabilities,
     read_predictions,
 )
@@ -412,8 +411,7 @@ class _StoredGroup:
 
             def at(anchor: str) -> Tensor:
                 """Probabilities of these images at another checkpoint."""
-                checkpoint = anchor_of(anchor, list(self.folder.manifest.models))
-                return torch.from_numpy(anchor_probabilities(self.folder, checkpoint, stored.ids)[chosen])
+                return torch.from_numpy(anchor_probabilities(self.folder, anchor, stored.ids)[chosen])
 
             on_device, tables = (
                 None if maps is None else maps.to(self.device),

@@ -193,44 +193,28 @@ def weights_hash(checkpoint: Checkpoint, model: Model) -> str:
 
 @dataclass
 class ResolvedStudy:
-    """A study as every process of a run uses it; it can be pickled before its first use.
-
-    Args:
-        study, folder: the settings, and the folder that their paths are relative to.
-        device, threads, precision, inputs_per_pass: see engine.resolve_defaults.
-        hashes: of each checkpoint's weights.
-        head_description, preprocess: how the network's output is read, and what images go through.
-        warnings: what contradicts the preprocessing.
-        by_label: whether labels can be explained, which values and similarities have none of.
-        predicts_classes: whether the network predicts classes, which labels are compared with.
-        thresholds: from which probability on each label counts.
-        renamed: the classes of the images as the model's.
-        origin: identities of the images.
-        warning: about boxes and masks that do not fit their images.
-        network, images: used instead of those that the study names.
-
-    Fields from `hashes` to `warning` are known once checks.check_study or engine.prepare has run.
-    """
+    """A study as every process of a run uses it; it can be pickled before its first use."""
 
     study: Study
-    folder: Path
-    device: str = "cpu"
+    folder: Path  # that the study's paths are relative to
+    device: str = "cpu"  # this and the next three: see engine.resolve_defaults
     threads: int = 1
     precision: str | None = None
     inputs_per_pass: int | None = None
-    hashes: dict[str, str] = field(default_factory=dict)
-    head_description: str = ""
-    preprocess: str = ""
-    warnings: tuple[str, ...] = ()
+    # From here to `warning`: known once checks.check_study or engine.prepare has run.
+    hashes: dict[str, str] = field(default_factory=dict)  # of each checkpoint's weights
+    head_description: str = ""  # how the network's output is read
+    preprocess: str = ""  # what images go through
+    warnings: tuple[str, ...] = ()  # what contradicts the preprocessing
     is_multilabel: bool = False
-    by_label: bool = True
-    predicts_classes: bool = True
-    thresholds: float | list[float] | None = None
-    renamed: Renamed | None = None
-    origin: Origin | None = None
-    warning: str = ""
-    network: Model | None = field(default=None, repr=False)
-    images: Source | None = field(default=None, repr=False)
+    by_label: bool = True  # whether labels can be explained, which values and similarities have none of
+    predicts_classes: bool = True  # whether the network predicts classes, which labels are compared with
+    thresholds: float | list[float] | None = None  # from which probability on each label counts
+    renamed: Renamed | None = None  # the classes of the images as the model's
+    origin: Origin | None = None  # identities of the images
+    warning: str = ""  # about boxes and masks that do not fit their images
+    network: Model | None = field(default=None, repr=False)  # used instead of the one that the study names
+    images: Source | None = field(default=None, repr=False)  # the same
     _source: Source | None = field(default=None, repr=False)
     _model: tuple[Any, Model] | None = field(default=None, repr=False)  # the last one, by what made it
 

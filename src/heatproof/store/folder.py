@@ -32,27 +32,8 @@ from heatproof.disk import Content, clear_failure, digest, valid_unicode, write_
 from heatproof.errors import HeatproofError, StoreError
 from heatproof.rows import Score, Unit
 from heatproof.show import Sheet
-from heatproof.store.ledger import (
-    ASIDE,
-    FOLDERS,
-    RECORDS,
-    Lease,
-    Ledger,
-    Seal,
-    check_file,
-    claim,
-    claims,
-    is_plain,
-    known_record,
-    lease_of,
-    linked_folders,
-    plain,
-    remove,
-    turn,
-    without_leftovers,
-    write_record,
-    writing,
-)  # fmt: skip
+from heatproof.store import ledger
+from heatproof.store.ledger import Lease, Ledger, Seal
 from heatproof.store.manifest import GROWING, Change, LaterFormatError, Manifest, maker
 from heatproof.store.maps import MapStore, PictureStore, shard_files
 from heatproof.store.scores import Scores, write_part
@@ -91,26 +72,20 @@ class SeenImages(NamedTuple):
 class Status:
     """Progress of a run, derived from the files in its folder.
 
-    Args:
-        state: "started" while a process works on it; "stopped" on request, or while other shards are to come;
-            "failed" where an error ended it or its process was killed; "complete" where every planned unit
-            is there; "unknown" without plan.json, which never counts as complete.
-        reason: why it is not complete.
-        planned, used, broken, missing: images of the run, those that were used, could not be read, or have no
-            row yet at one checkpoint or more.
-        unanswered: of those used, images for which the network's output was NaN.
-        units, done: of the plan, and of them the finished ones.
+    The state is "started" while a process works on it; "stopped" on request, or while other shards are to
+    come; "failed" where an error ended it or its process was killed; "complete" where every planned unit is
+    there; "unknown" without plan.json, which never counts as complete.
     """
 
     state: State
-    reason: str
-    planned: int
+    reason: str  # why it is not complete
+    planned: int  # images of the run
     used: int
-    broken: int
-    missing: int
-    unanswered: int
-    units: int
-    done: int
+    broken: int  # images that could not be read
+    missing: int  # images without a row at one checkpoint or more
+    unanswered: int  # of those used, images for which the network's output was NaN
+    units: int  # of the plan
+    done: int  # of them the finished ones
 
     @property
     def complete(self) -> bool:
@@ -143,7 +118,7 @@ class RunFolder:
     def create(cls, path: str | Path, manifest: Manifest) -> RunFolder:
         """Start a new run; raises StoreError if the folder already holds one."""
         path = Path(path)
-        with turn(path):
+        with ledger.turn(path):
             if (path / "run.json").exists():
                 raise StoreError(f"{path} already holds a run; resume it or choose another folder")
             manifest.write(path / "run.json")
@@ -161,15 +136,11 @@ class RunFolder:
 
     @classmethod
     def resume(
-        cls,
-        path: str | Path,
-        manifest: Manifest,
-        growing: Collection[str] = GROWING,
-        free: Collection[str] = (),
-        pictures: Identity = (),
-        forgiven: Collection[str] = (),
+        cls, path: str | Path, manifest: Manifest,
+        growing: Collection[str] = GROWING, free: Collection[str] = (),
+        pictures: Identity = (), forgiven: Collection[str] = (),
         filled: Callable[[Manifest], Manifest] = lambda manifest: manifest,
-    ) -> RunFolder:
+    ) -> RunFolder:  # fmt: skip
         """Continue a run, or start it if there is none.
 
         Raises StoreError, with what changed, unless the manifest is the same or only adds (see
@@ -183,7 +154,7 @@ class RunFolder:
         """
         path = Path(path)
         _refuse_links(path)
-        with turn(path):
+        with ledger.turn(path):
             recorded: Identity = []
             with suppress(StoreError):
                 recorded = cls(path, manifest).images()
@@ -203,7 +174,7 @@ class RunFolder:
             if not stored or Manifest.read(path / "run.json") != manifest:
                 manifest.write(path / "run.json")
             if pictures and (other or not (path / "images.json").exists()):
-                write_record(path / "images.json", {"images": list(map(list, pictures))}, indent=None)
+                ledger.write_record(path / "images.json", {"images": list(map(list, pictures))}, indent=None)
         return cls(path, manifest)
 
     def _refuse_changes(self, changes: Sequence[Change], images: Sequence[str]) -> None:
@@ -223,16 +194,18 @@ class RunFolder:
 
         Temporary files of killed processes are removed, and the final state of the work is recorded.
         """
-        with writing(self.path) as lease:
-            with turn(self.path):
-                claim(lease, self.path, name)
+        with ledger.writing(self.path) as lease:
+            with ledger.turn(self.path):
+                ledger.claim(lease, self.path, name)
                 self._record_state(lease, name, "started")
             try:
-                with without_leftovers(self.path):
+                with ledger.without_leftovers(self.path):
                     yield
             except BaseException as error:
+                text = " ".join(str(error).split()) or type(error).__name__
+                text = text if isinstance(error, HeatproofError) else f"{type(error).__name__}: {text}"
                 stopped = isinstance(error, KeyboardInterrupt | StopRequested)
-                self._record_end(lease, name, *(("stopped", "") if stopped else ("failed", _sentence(error))))
+                self._record_end(lease, name, *(("stopped", "") if stopped else ("failed", text)))
                 raise
             else:
                 whole = (plan := self.planned()) is not None and set(plan["units"]) <= self.done()
@@ -245,7 +218,7 @@ class RunFolder:
         superseded: Collection[str] = (),
     ) -> None:  # fmt: skip
         """Record the units of the run. Those from before it grew stay, except the `superseded`."""
-        with turn(self.path):
+        with ledger.turn(self.path):
             old = self.planned()
             past = old["units"] if old and old["run"] == self.manifest.id else []
             past = [unit for unit in past if unit not in superseded]
@@ -255,16 +228,16 @@ class RunFolder:
                 "records": [name for name in ("images.json", "hashes.json") if (self.path / name).exists()],
             }  # fmt: skip
             if plan != old:
-                write_record(self.path / "plan.json", plan)
+                ledger.write_record(self.path / "plan.json", plan)
         self.drop(superseded)
 
     def planned(self) -> dict[str, Any] | None:
         """The recorded plan (run, images, checkpoints, units); None if there is none."""
-        return known_record(self.path / "plan.json")
+        return ledger.known_record(self.path / "plan.json")
 
     def images(self) -> list[tuple[str, str]]:
         """Id and content hash of every image when the run began, if they were recorded."""
-        record = known_record(self.path / "images.json") or {}
+        record = ledger.known_record(self.path / "images.json") or {}
         return [(name, mark) for name, mark in record.get("images", ())]
 
     def broken(self) -> set[str]:
@@ -275,7 +248,7 @@ class RunFolder:
     def shard_states(self) -> dict[str, dict[str, str]]:
         """State and reason that each shard recorded last."""
         try:
-            return known_record(self.path / "status.json") or {}
+            return ledger.known_record(self.path / "status.json") or {}
         except StoreError:  # only a hint: the existing units decide
             return {}
 
@@ -296,7 +269,7 @@ class RunFolder:
             return "unknown", NOT_RECORDED
         if units <= done:
             return "complete", ""
-        if working := claims(self.path):
+        if working := ledger.claims(self.path):
             return "started", f"shard {', '.join(working)} is running"
         left = f"{len(units - done)} of {len(units)} units are missing"
         states = self.shard_states()
@@ -310,13 +283,9 @@ class RunFolder:
         return ("failed", f"{left}, though it was complete") if "complete" in recorded else ("stopped", left)
 
     def write_unit(
-        self,
-        unit: Unit,
-        scores: Sequence[Score] = (),
-        maps: Mapping[str, Maps] | None = None,
-        pictures: Mapping[str, np.ndarray | Sheet] | None = None,
-        seen: SeenImages | None = None,
-    ) -> None:
+        self, unit: Unit, scores: Sequence[Score] = (), maps: Mapping[str, Maps] | None = None,
+        pictures: Mapping[str, np.ndarray | Sheet] | None = None, seen: SeenImages | None = None,
+    ) -> None:  # fmt: skip
         """Write a finished unit: maps, images and rows, then its seal. Safe in any thread or process.
 
         Args:
@@ -331,7 +300,7 @@ class RunFolder:
         if seen is not None:
             files[part.with_suffix(".npz")] = partial(_save_seen, seen=seen)
         files[part] = partial(write_part, scores=scores, unit=unit.hash)
-        with writing(self.path) as lease:
+        with ledger.writing(self.path) as lease:
             self.ledger.forget(unit.hash)  # first: no seal may describe files that are being replaced
             digests = write_whole(files, lease.id)
             named = {path.relative_to(self.path).as_posix(): mark for path, mark in digests.items()}
@@ -347,7 +316,7 @@ class RunFolder:
         for unit, seal in self.units().items():
             name = f"scores/{unit}.npz"
             if name in seal.files and valid_unicode(seal.unit["checkpoint"]) == known:
-                check_file(self.path / name, seal.files[name])
+                ledger.check_file(self.path / name, seal.files[name])
                 with np.load(self.path / name, allow_pickle=False) as part:
                     parts.append((part["ids"].tolist(), part["thumbnails"], part["sides"]))
         if not parts:
@@ -379,14 +348,14 @@ class RunFolder:
             named = [self.path / file for file in seals[unit].files] if unit in seals else []
             unsealed = [self.path / f"scores/{unit}.parquet", self.path / f"maps/{unit}.json.gz"]
             shards = (self.path / "maps").glob(f"*/{escape(unit)}*.npy")
-            remove(self.path, [*named, *unsealed, *shards])
+            ledger.remove(self.path, [*named, *unsealed, *shards])
 
     def retry(self, units: Collection[str], images: Collection[str]) -> None:
         """Remove units from the run and its plan; the contents of their images may differ from now on."""
-        with turn(self.path):
+        with ledger.turn(self.path):
             plan = self.planned() or {}
             left = [unit for unit in plan.get("units", ()) if unit not in set(units)]
-            write_record(self.path / "plan.json", plan | {"units": left, "retry": sorted(images)})
+            ledger.write_record(self.path / "plan.json", plan | {"units": left, "retry": sorted(images)})
         self.drop(units)
 
     def makers(self) -> list[dict[str, Any]]:
@@ -423,18 +392,18 @@ class RunFolder:
         """Files of rows, after comparing each with its seal."""
         parts = {self.path / "scores" / f"{unit}.parquet": seal for unit, seal in self.units().items()}
         for path, seal in parts.items():
-            check_file(path, seal.files[f"scores/{path.name}"])
+            ledger.check_file(path, seal.files[f"scores/{path.name}"])
         return list(parts)
 
     def _record_state(self, lease: Lease, shard: str, state: str, reason: str = "") -> None:
         count = shard.rpartition("/")[2]
         states = {name: s for name, s in self.shard_states().items() if name.rpartition("/")[2] == count}
         states[shard] = {"state": state, "reason": reason}
-        write_record(self.path / "status.json", states, lease.id)
+        ledger.write_record(self.path / "status.json", states, lease.id)
 
     def _record_end(self, lease: Lease, shard: str, state: str, reason: str = "") -> None:
         if self.path.exists():
-            with suppress(StoreError), turn(self.path):  # on a full disk the state cannot be recorded
+            with suppress(StoreError), ledger.turn(self.path):  # on a full disk the state cannot be recorded
                 self._record_state(lease, shard, state, reason)
 
 
@@ -454,13 +423,8 @@ def run_in(path: str | Path) -> Path:
 
 def _refuse_links(root: Path) -> None:
     """Raise StoreError if a part of a run folder is a link."""
-    for name in linked_folders(root):
-        plain(root / name)
-
-
-def _sentence(error: BaseException) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if isinstance(error, HeatproofError) else f"{type(error).__name__}: {text}"
+    for name in ledger.linked_folders(root):
+        ledger.plain(root / name)
 
 
 class Finding(NamedTuple):
@@ -497,7 +461,7 @@ def inspect(path: Path) -> list[Finding]:
         mark, unit = expected.get(name, ("", own))
         if name not in there:
             findings.append(Finding(name, "missing", unit))
-        elif not is_plain(path / name):
+        elif not ledger.is_plain(path / name):
             findings.append(Finding(name, "foreign: a link, not a file"))
         elif mark and digest(path / name) != mark:
             findings.append(Finding(name, "damaged", unit))
@@ -526,12 +490,12 @@ def _records(path: Path) -> Iterator[Finding]:
         if (path / "run.json").exists():
             yield Finding("run.json", "damaged")
     by_0_2 = False  # whose verdict.json has no checksum
-    for name in RECORDS:
+    for name in ledger.RECORDS:
         try:
-            record = known_record(path / name)
+            record = ledger.known_record(path / name)
             if name == "plan.json" and record:
                 by_0_2 = "records" not in record
-                required.update(RECORDS.keys() & record.get("records", ()))
+                required.update(ledger.RECORDS.keys() & record.get("records", ()))
         except StoreError:
             if not (name == "verdict.json" and by_0_2):
                 yield Finding(name, "damaged")
@@ -550,7 +514,7 @@ def repair(path: Path, findings: Sequence[Finding]) -> list[str]:
     with folder.lock():
         folder.drop(units)
         for finding in findings:
-            source, target = path / finding.path, path / ASIDE / finding.path
+            source, target = path / finding.path, path / ledger.ASIDE / finding.path
             if not finding.unit and finding.path not in links and os.path.lexists(source):
                 with clear_failure(target):
                     target.parent.mkdir(parents=True, exist_ok=True)
@@ -559,13 +523,13 @@ def repair(path: Path, findings: Sequence[Finding]) -> list[str]:
 
 
 def _files(root: Path) -> Iterator[str]:
-    linked = linked_folders(root)
+    linked = ledger.linked_folders(root)
     yield from linked
-    for folder in FOLDERS:
+    for folder in ledger.FOLDERS:
         if folder in linked:
             continue
         for parent, below, names in os.walk(root / folder):
             below_links = [name for name in below if Path(parent, name).is_symlink()]
             for name in (*names, *below_links):
-                if lease_of(name) is None:  # its lease shows whether it is still being written
+                if ledger.lease_of(name) is None:  # its lease shows whether it is still being written
                     yield Path(parent, name).relative_to(root).as_posix()
