@@ -127,9 +127,28 @@ def check_classes(opened: ResolvedStudy, model: Model) -> int:
         opened.predicts_classes = head.names_classes
     source = opened.source
     with at("images"):
-        _check_label_kind(source, opened.is_multilabel, opened.head_description)
-    if opened.is_multilabel:
-        _check_multilabel_metrics(opened.metrics, opened.targets)
+        if source.is_multilabel and not opened.is_multilabel:
+            raise InputError(
+                f"the images are multi-label, but the network's output is read as {model.head_meaning}; set "
+                "model.head = 'multilabel' if it has a sigmoid for each label, else give each image one label"
+            )
+        if opened.is_multilabel and source.labelled and not source.is_multilabel:
+            raise InputError(
+                f"the network is multi-label ({model.head_meaning}), but each image has one label; list "
+                "what an image has: label_columns or multilabel = true for a CSV file, a table of 0 and 1 in "
+                "memory or npz; or set model.head = 'softmax' if one class is right"
+            )
+    for request in opened.metrics if opened.is_multilabel else ():
+        options: dict[str, Any] = dict(request.options)
+        why = ""
+        if request.entry.compares_checkpoints and "labels" not in request.entry.needs:
+            why = "needs the predicted class, which a label without a prediction does not have; leave it out"
+        elif options.get("anchor") and options.get("tau") == "adaptive":
+            why = "cannot have both an anchor and an adaptive tau; leave one out"
+        elif request.entry.name == "cscore" and opened.targets == "predicted" and "tau" in options:
+            why = "needs maps of true labels for its tau; set run.targets = 'label', or leave tau out"
+        if why:
+            raise InputError(f"metrics: for multi-label images, {request.text} {why}")
     if not source.labelled or not opened.predicts_classes:
         return count
     readers = [r for r in opened.metrics if "labels" in r.entry.needs and (r.group or not r.entry.call)]
@@ -165,35 +184,6 @@ def check_truth(requests: Sequence[MetricRequest], source: Source, targets: str 
             )
     if targets == "label" and not source.labelled:
         raise InputError("run.targets is 'label', but the images have no labels; set it to 'predicted'")
-
-
-def _check_label_kind(source: Source, is_multilabel: bool, meaning: str) -> None:
-    """Raise InputError if only one of images and network is multi-label."""
-    if source.is_multilabel and not is_multilabel:
-        raise InputError(
-            f"the images are multi-label, but the network's output is read as {meaning}; set "
-            "model.head = 'multilabel' if it has a sigmoid for each label, else give each image one label"
-        )
-    if is_multilabel and source.labelled and not source.is_multilabel:
-        raise InputError(
-            f"the network is multi-label ({meaning}), but each image has one label; list "
-            "what an image has: label_columns or multilabel = true for a CSV file, a table of 0 and 1 in "
-            "memory or npz; or set model.head = 'softmax' if one class is right"
-        )
-
-
-def _check_multilabel_metrics(requests: Sequence[MetricRequest], targets: str | None) -> None:
-    for request in requests:
-        options: dict[str, Any] = dict(request.options)
-        why = ""
-        if request.entry.compares_checkpoints and "labels" not in request.entry.needs:
-            why = "needs the predicted class, which a label without a prediction does not have; leave it out"
-        elif options.get("anchor") and options.get("tau") == "adaptive":
-            why = "cannot have both an anchor and an adaptive tau; leave one out"
-        elif request.entry.name == "cscore" and targets == "predicted" and "tau" in options:
-            why = "needs maps of true labels for its tau; set run.targets = 'label', or leave tau out"
-        if why:
-            raise InputError(f"metrics: for multi-label images, {request.text} {why}")
 
 
 def match_labels_to_model(
@@ -407,7 +397,12 @@ def input_warnings(model: Model, files: Iterable[object], given: Collection[str]
             if size != seen.size:
                 declared = "x".join(map(str, size))
                 yield f"{model.name} gets {shape} px, but {source} {declared} px: {REMEDY}"
-        native, usual = native_size(files), sized(Preprocess(), model.module)
+        paths, sizes = [file for file in files if isinstance(file, Path)][:HEADERS], set[Size]()
+        for path in paths:
+            with suppress(InputError):  # DICOM files and broken ones
+                sizes.add(picture_size(path))
+        native = sizes.pop() if len(sizes) == 1 and len(paths) > 1 else None  # width and height, if all equal
+        usual = sized(Preprocess(), model.module)
         is_default = not own and (seen.size, seen.resize) == (usual.size, usual.resize)
         if is_default and native and native[::-1] != seen.size and min(native) != seen.resize:
             yield (
@@ -422,16 +417,6 @@ def input_warnings(model: Model, files: Iterable[object], given: Collection[str]
         if not np.allclose(declared_values, getattr(seen, name), atol=1e-3):
             values = ", ".join(f"{value:g}" for value in declared_values)
             yield f"pretrained_cfg of {model.name} has {name} {values}, but images get another one: {REMEDY}"
-
-
-def native_size(files: Iterable[object]) -> Size | None:
-    """Width and height of the first image files from their headers, if they are all equal."""
-    sizes: set[Size] = set()
-    paths = [file for file in files if isinstance(file, Path)][:HEADERS]
-    for path in paths:
-        with suppress(InputError):  # DICOM files and broken ones
-            sizes.add(picture_size(path))
-    return sizes.pop() if len(sizes) == 1 and len(paths) > 1 else None
 
 
 def _pretrained_config(module: nn.Module) -> dict[str, tuple[float, ...]]:

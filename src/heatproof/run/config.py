@@ -1,16 +1,8 @@
-"""A study as it is written: one TOML file, read into typed structs.
-
-    methods = ["gradcam", "lime(samples=200)"]
-    metrics = ["cscore", "auc", "insertion", "localise"]    (localise and structure are families of metrics)
-    [run]         seed, batch_size, targets, device, precision, threads, workers, inputs_per_pass, out, ...
-    [model]       spec, checkpoints, random_init, pretrained, num_classes, layer, head, thresholds, ...
-    [images]      kind, path, filters (limit, classes, single_object, box_share, ...), options of the kind
-    [preprocess]  size, resize, mean, std, interpolation, instead of the model's own
+"""A study as it is written: one TOML file, read into typed structs, and the metrics that it names.
 
 Paths are relative to the file. An unknown key or a wrong type is one sentence with the key's path. What is
-wrong only in combination (a metric that needs boxes, a layer the model lacks) is checked by checks.py.
-
-Files that a study or a command names are looked for before torch is imported, which takes long.
+wrong only in combination (a metric that needs boxes, a layer the model lacks) is checked by checks.py. Files
+that a study or a command names are looked for before torch is imported, which takes long.
 """
 
 from __future__ import annotations

@@ -28,19 +28,7 @@ from heatproof.models.model import Model
 from heatproof.models.running import frozen_eval, is_out_of_memory, usual_precision
 from heatproof.registry import REPEATS, call_text, explainers, metrics, parse_call
 from heatproof.run.checks import check_accuracy, check_study, method_hashes
-from heatproof.run.plan import (
-    ANSWERS,
-    BY_MTIME,
-    FREE,
-    PER_MAP,
-    Origin,
-    PlannedUnit,
-    RunPlan,
-    code_hashes,
-    filled,
-    growing,
-    make_plan,
-)
+from heatproof.run.plan import BUILT_IN, FREE, Origin, PlannedUnit, code_hashes, filled, growing, make_plan
 from heatproof.run.process import fixed_threads, stop_on_signal, usual_threads
 from heatproof.run.profile import Profiler
 from heatproof.run.progress import Progress, spell
@@ -120,7 +108,7 @@ def prepare(
         say(opened.warning)
     if opened.study.preprocess.spacing is None and (warning := opened.source.warning):
         say(warning)
-    by_mtime = begun.pictures.startswith(BY_MTIME) if begun and begun.pictures else trust_mtime
+    by_mtime = begun.pictures.startswith(Origin.BY_MTIME) if begun and begun.pictures else trust_mtime
     if begun is None and len(opened.source) >= MANY and not by_mtime:
         say(f"reading {counted(len(opened.source), 'image')} to identify them by content")
     # Contents, not paths, identify images, so that a run can move to another machine.
@@ -362,7 +350,7 @@ def estimate(
     yield "network's output", prepared.opened.head_description
     yield "run folder", str(prepared.path)
     finished = sum(unit.hash in done for unit in plan.units)
-    yield "units", f"{_units(plan, study.run.batch_size)}; {finished} done"
+    yield "units", f"{plan.described(study.run.batch_size)}; {finished} done"
     units = f"{counted(len(pending), 'unit')} in this shard"
     yield "to do", f"{units}, then {len(groups)} about whole checkpoints"
     if pending:
@@ -377,13 +365,7 @@ def outline(opened: ResolvedStudy) -> Iterator[tuple[str, str]]:
     yield "checkpoints", f"{len(checkpoints)}: {', '.join(checkpoints)}"
     yield "methods", ", ".join(opened.study.methods)
     yield "metrics", ", ".join(opened.study.metrics)
-    yield "units", _units(plan, opened.study.run.batch_size)
-
-
-def _units(plan: RunPlan, batch_size: int) -> str:
-    groups = len(plan.groups)
-    text = f"{len(plan.units) - groups:,} of up to {counted(batch_size, 'image')}"
-    return f"{text}, {groups} about whole checkpoints" if groups else text
+    yield "units", plan.described(opened.study.run.batch_size)
 
 
 def _timed(worker: Worker, pending: Sequence[PlannedUnit], say: Say) -> Iterator[tuple[str, str]]:
@@ -518,7 +500,7 @@ class Trials:
     def _repeats(self, text: str) -> list[tuple[str, Function, int]]:
         """Options of a method or metric that set the number of passes, and their values."""
         name, options = parse_call(text)
-        if name in (*ANSWERS, *PER_MAP):
+        if name in BUILT_IN:
             return []
         entry = (explainers if text in self.unit.methods else metrics).get(name)
         values = {option: (entry.options | options).get(option) for option in REPEATS}

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from heatproof.disk import valid_unicode
-from heatproof.errors import InputError, StoreError, UnknownNameError
+from heatproof.errors import InputError, StoreError, UnknownNameError, counted
 from heatproof.images.findings import THRESHOLD, entry_id, finding_limits, finding_name
 from heatproof.images.identity import Hashes, files_of, identify
 from heatproof.metrics.gold import FIRST
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 
 ANSWERS = ("probability", "predicted")  # of the classifier, in the first unit of every block
 PER_MAP = ("degenerate",)  # in every unit that makes maps
+BUILT_IN = (*ANSWERS, *PER_MAP)  # that no registered metric makes
 NO_EVIDENCE = "the map is blank: nothing at the layer speaks for the explained class"
 DEAD_LAYER = "the map is blank: the layer is dead, its activations are the same at every place"
 MEMORY = "hashes.json"
-BY_MTIME = "mtime:"
 ADDED = ("methods", "metrics", "checkpoints")
 # Settings that may change: no number depends on them, or the hashes of weights and images cover them.
 FREE = (
@@ -68,11 +68,8 @@ class StoredPredictions:
         """Index of each map's image, by the map's id, in the source's order."""
         if self.limits is None:
             return {name: i for i, name in enumerate(self.ids)}
-        return {
-            valid_unicode(entry_id(name, finding)): i
-            for i, name in enumerate(self.ids)
-            for finding in self.findings
-        }
+        named = [[valid_unicode(entry_id(name, finding)) for finding in self.findings] for name in self.ids]
+        return {name: i for i, names in enumerate(named) for name in names}
 
 
 def read_predictions(
@@ -99,9 +96,8 @@ def read_predictions(
         truth = np.zeros(table.shape, dtype=bool)
         truth[at, classes] = labels == classes
         names = tuple(finding_name(folder.manifest.classes, c) for c in range(table.shape[1]))
-        return StoredPredictions(
-            known, truth, table, complete, names, stored_limits(folder.manifest, len(names))
-        )
+        limits = stored_limits(folder.manifest, len(names))
+        return StoredPredictions(known, truth, table, complete, names, limits)
     own = np.full(len(known), -1)
     own[at] = labels
     return StoredPredictions(known, own, table, complete)
@@ -158,6 +154,10 @@ class RunPlan(NamedTuple):
     @property
     def units(self) -> list[PlannedUnit]:
         return [*(unit for block in self.blocks for unit in block), *self.groups]
+
+    def described(self, batch_size: int) -> str:
+        groups = f", {len(self.groups)} about whole checkpoints" if self.groups else ""
+        return f"{sum(map(len, self.blocks)):,} of up to {counted(batch_size, 'image')}{groups}"
 
     def checkpoints(self) -> list[str]:
         return list(dict.fromkeys(block[0].checkpoint for block in self.blocks))
@@ -232,12 +232,8 @@ def _templates(
 def _texts(
     requests: Sequence[MetricRequest], group: bool = True, per_method: bool | None = None
 ) -> tuple[str, ...]:
-    return tuple(
-        request.text
-        for request in requests
-        if request.group == group and not request.entry.compares_checkpoints
-        and per_method in (None, request.per_method)
-    )  # fmt: skip
+    wanted = [r for r in requests if r.group == group and not r.entry.compares_checkpoints]
+    return tuple(request.text for request in wanted if per_method in (None, request.per_method))
 
 
 def read_shard(text: str) -> tuple[int, int]:
@@ -256,6 +252,7 @@ def read_shard(text: str) -> tuple[int, int]:
 class Origin:
     """Identities of the images of a run when it was opened."""
 
+    BY_MTIME = "mtime:"  # how the hash of images begins whose files were not read
     pictures: list[tuple[str, str]]  # id, identity
     hashes: Hashes = field(default_factory=Hashes)
     known: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # hashes of files in the run folder
@@ -273,7 +270,7 @@ class Origin:
     @property
     def hash(self) -> str:
         text = hash_of(json.dumps(self.pictures))[:16]
-        return f"{BY_MTIME}{text}" if self.hashes.by_mtime else text
+        return f"{self.BY_MTIME}{text}" if self.hashes.by_mtime else text
 
     def remember(self, run: Path) -> None:
         if self.hashes.known != self.known:

@@ -33,17 +33,8 @@ from heatproof.models import predicted, probabilities
 from heatproof.models.heads.dense import Dense
 from heatproof.models.model import Model
 from heatproof.registry import explainers, parse_call
+from heatproof.run import plan
 from heatproof.run.config import MetricRequest, read_metrics
-from heatproof.run.plan import (
-    ANSWERS,
-    DEAD_LAYER,
-    NO_EVIDENCE,
-    PER_MAP,
-    PlannedUnit,
-    StoredPredictions,
-    anchor_probabilities,
-    read_predictions,
-)
 from heatproof.run.study import ALL_CLASSES_UP_TO
 from heatproof.store import MapStore, RunFolder
 from heatproof.store.maps import halved, restored
@@ -102,7 +93,7 @@ def measure(
     # One NaN map must not fail the batch: it is scored as a blank map, and its values become NaN at the end.
     bad = {method: ~finite(maps) for method, maps in context.maps.items()}
     context = replace(context, maps={method: blanked(maps) for method, maps in context.maps.items()})
-    requests = read_metrics([text for text in metrics if text not in (*ANSWERS, *PER_MAP)])
+    requests = read_metrics([text for text in metrics if text not in plan.BUILT_IN])
     # Boxes and masks are in CPU memory, so metrics that do not run the network are computed there.
     if any("model" not in request.entry.needs for request in requests):
         on_host = replace(context, maps={method: maps.to("cpu") for method, maps in context.maps.items()})
@@ -113,8 +104,8 @@ def measure(
             with span("metric", request.entry.bundle or request.text):
                 computed[key] = compute(request, context if "model" in request.entry.needs else on_host)
     results: list[MetricResults] = []  # read back after all calls, so that the GPU queue never runs empty
-    if PER_MAP[0] in metrics:
-        with span("metric", PER_MAP[0]):
+    if plan.PER_MAP[0] in metrics:
+        with span("metric", plan.PER_MAP[0]):
             results += [part for method, maps in context.maps.items() for part in _map_results(method, maps)]
     fetched = {key: {m: _on_host(scores) for m, scores in own.items()} for key, own in computed.items()}
     results += [
@@ -141,7 +132,10 @@ def compute(request: MetricRequest, context: BatchContext) -> Mapping[str, PerIm
     if len(methods) < len(context.maps):
         own = replace(context, maps={method: context.maps[method] for method in methods})
         scores = compute(request, own) if methods else {}
-        return {m: scores.get(m) or _not_runnable(request, len(maps)) for m, maps in context.maps.items()}
+        count = len(context.batch.ids)
+        nothing = dict.fromkeys(entry.parts or (entry.name,), torch.full((count,), torch.nan))
+        read = PerImage(nothing, [Cause(READ, torch.ones(count, dtype=torch.bool))])
+        return {method: scores.get(method, read) for method in context.maps}
     if entry.call:
         called: Mapping[str, PerImage] = entry.call(entry.function, context, options)
         return called
@@ -167,12 +161,6 @@ def runnable(request: MetricRequest, methods: Sequence[str]) -> list[str]:
     return [m for m in methods if not (request.entry.reruns and is_stored(m))]
 
 
-def _not_runnable(request: MetricRequest, count: int) -> PerImage:
-    parts = tuple(request.entry.parts) or (request.entry.name,)
-    nothing = torch.full((count,), torch.nan)
-    return PerImage(dict.fromkeys(parts, nothing), [Cause(READ, torch.ones(count, dtype=torch.bool))])
-
-
 def _on_host(scores: PerImage) -> PerImage:
     if all(values.is_cpu for values in scores.values()):
         return scores
@@ -190,8 +178,8 @@ def _map_results(method: str, maps: Maps) -> Iterator[MetricResults]:
         nothing = (maps.values <= 0).flatten(1).all(1).tolist()
         for i, dead in enumerate(maps.dead.tolist()):
             if blank[i]:
-                reasons[i] = DEAD_LAYER if dead else NO_EVIDENCE if nothing[i] and relu else ""
-    yield MetricResults(method, PER_MAP[0], list(map(float, blank)), reasons)
+                reasons[i] = plan.DEAD_LAYER if dead else plan.NO_EVIDENCE if nothing[i] and relu else ""
+    yield MetricResults(method, plan.PER_MAP[0], list(map(float, blank)), reasons)
     if maps.error is not None and maps.passes is not None:
         yield MetricResults(method, "map_passes", maps.passes.double().tolist(), [""] * len(blank))
         errors = uncertainty(maps.values, maps.error.to(maps.values)).double().tolist()
@@ -305,7 +293,7 @@ def labels_of(batch: Batch) -> list[int | None]:
 
 
 def group_rows(
-    folder: RunFolder, unit: PlannedUnit, ids: Sequence[str], model: str, device: str = "cpu",
+    folder: RunFolder, unit: plan.PlannedUnit, ids: Sequence[str], model: str, device: str = "cpu",
     image_pool: Callable[[], ImagePool] | None = None,
 ) -> list[Score]:  # fmt: skip
     """The rows of a group unit.
@@ -318,13 +306,15 @@ def group_rows(
     """
     if unit.among:
         return list(_checkpoint_comparison(folder, unit, model, device))
-    predictions = read_predictions(folder, unit.checkpoint, tuple(map(valid_unicode, ids)))
+    predictions = plan.read_predictions(folder, unit.checkpoint, tuple(map(valid_unicode, ids)))
     group = _StoredGroup(folder, unit, predictions, folder.maps(), device, image_pool)
     rows, requests = RowMaker(model, unit.checkpoint), read_metrics(unit.metrics)
     return [rows.about(method, *cell) for request in requests for method, cell in group.cells(request)]
 
 
-def _checkpoint_comparison(folder: RunFolder, unit: PlannedUnit, model: str, device: str) -> Iterator[Score]:
+def _checkpoint_comparison(
+    folder: RunFolder, unit: plan.PlannedUnit, model: str, device: str
+) -> Iterator[Score]:
     """Rows of a metric that compares each checkpoint with the last one, on the images that both have."""
     (method,), (request,), maps = unit.methods, read_metrics(unit.metrics), folder.maps()
     *earlier, last = unit.among
@@ -335,7 +325,7 @@ def _checkpoint_comparison(folder: RunFolder, unit: PlannedUnit, model: str, dev
 
     shared = {checkpoint: maps.shared([(checkpoint, method), (last, method)]) for checkpoint in earlier}
     if "labels" in request.entry.needs:  # at each earlier checkpoint, from the images' classes
-        predictions = read_predictions(folder, last)
+        predictions = plan.read_predictions(folder, last)
         for checkpoint, names in shared.items():
             rows = RowMaker(model, checkpoint)
             names = [name for name in names if name in predictions.places]
@@ -354,7 +344,8 @@ def _checkpoint_comparison(folder: RunFolder, unit: PlannedUnit, model: str, dev
     for checkpoint, names in shared.items():
         before = len(ssims)
         for start in range(0, len(names), PART):
-            pairs = checkpoint_pairs(*both(checkpoint, names[start : start + PART]))
+            first, second = both(checkpoint, names[start : start + PART])
+            pairs = checkpoint_pairs(first, second)
             ssims += pairs.ssim.tolist()
             is_same += pairs.same.tolist()
         defined = [value for value in ssims[before:] if not math.isnan(value)]
@@ -373,8 +364,8 @@ class _StoredGroup:
     """Stored maps and predictions that the metrics of a group unit read."""
 
     folder: RunFolder
-    unit: PlannedUnit
-    predictions: StoredPredictions
+    unit: plan.PlannedUnit
+    predictions: plan.StoredPredictions
     maps: MapStore
     device: str
     image_pool: Callable[[], ImagePool] | None = None
@@ -411,7 +402,7 @@ class _StoredGroup:
 
             def at(anchor: str) -> Tensor:
                 """Probabilities of these images at another checkpoint."""
-                return torch.from_numpy(anchor_probabilities(self.folder, anchor, stored.ids)[chosen])
+                return torch.from_numpy(plan.anchor_probabilities(self.folder, anchor, stored.ids)[chosen])
 
             on_device, tables = (
                 None if maps is None else maps.to(self.device),
@@ -439,7 +430,15 @@ class _StoredGroup:
         for method in self.unit.methods:
             scores = by_method.get(method, PerImage({part: torch.empty(0) for part in request.entry.parts}))
             reason = why if method in methods else READ
-            yield from ((method, cell) for cell in _mean_cells(request, scores, reason))
+            for part, values in scores.items():  # the mean of each part, its number and its interval
+                defined = values[~values.isnan()].double().numpy()
+                value = float(defined.mean()) if len(defined) else math.nan
+                why_not = reason or next(filter(None, scores.reasons(part)), NOT_DEFINED)
+                yield method, (None, request.named(part), value, "" if len(defined) else why_not)
+                yield method, (None, request.named(f"{part}_n"), float(len(defined)), "")
+                for end, bound in zip(("low", "high"), mean_interval(defined), strict=True):
+                    unknown = "there is no interval" * math.isnan(bound)
+                    yield method, (None, request.named(f"{part}_{end}"), bound, unknown)
 
     def _pairs(self, request: MetricRequest) -> Iterator[tuple[str, Cell]]:
         """Pairs of methods in which at least one is the unit's own."""
@@ -491,15 +490,3 @@ def cells(request: MetricRequest, result: Any) -> Iterator[Cell]:
             wanted = "a number for each class, such as {0: 0.5, 1: 0.7}" if by_class else "one number"
             raise InputError(f"{request.entry.name} must return {wanted}; got {result!r:.60}") from error
         yield from ((label, request.text, value, NOT_DEFINED * math.isnan(value)) for label, value in numbers)
-
-
-def _mean_cells(request: MetricRequest, scores: PerImage, why: str) -> Iterator[Cell]:
-    """The mean of each part, its number and its interval."""
-    for part, values in scores.items():
-        defined = values[~values.isnan()].double().numpy()
-        value = float(defined.mean()) if len(defined) else math.nan
-        reason = why or next(filter(None, scores.reasons(part)), NOT_DEFINED)
-        yield None, request.named(part), value, "" if len(defined) else reason
-        yield None, request.named(f"{part}_n"), float(len(defined)), ""
-        for end, bound in zip(("low", "high"), mean_interval(defined), strict=True):
-            yield None, request.named(f"{part}_{end}"), bound, "there is no interval" * math.isnan(bound)

@@ -286,13 +286,10 @@ class ResolvedStudy:
     @property
     def map_names(self) -> list[str]:
         """Ids of the maps of labels, in the source's order: of each image, or of each of its labels."""
+        samples, classes = self.source.samples, self.source.classes
         if not self.is_multilabel:
-            return [sample.id for sample in self.source.samples]
-        return [
-            entry_id(sample.id, finding_name(self.source.classes, finding))
-            for sample in self.source.samples
-            for finding in sample.stated
-        ]
+            return [sample.id for sample in samples]
+        return [entry_id(s.id, finding_name(classes, finding)) for s in samples for finding in s.stated]
 
     def describe(self) -> list[str]:
         """Input and output of the network, one line each."""
@@ -310,13 +307,46 @@ class ResolvedStudy:
         if self._model is None or self._model[0] != key:
             self._model = None  # two networks need not be in memory
             wanted = next(c for c in self.checkpoints if c.name == checkpoint)
-            model = load_weights(self, wanted)
+            model = self._loaded(wanted)
             if self.hashes.get(checkpoint) not in (None, weights_hash(wanted, model)):
                 raise CheckpointError(f"the weights of {checkpoint!r} changed during the run; restore them")
             # Weights are constant within a run, so control maps of all batches can share the random networks.
             keep_twin(model)
             self._model = key, model
         return self._model[1]
+
+    def _loaded(self, checkpoint: Checkpoint) -> Model:
+        """The network with a checkpoint's weights, on the study's device, with its preprocessing and head."""
+        study, table = self.study, self.study.model
+        if self.network:
+            model = self.network
+        elif checkpoint == Checkpoint(RANDOM):
+            model = _untrained(table, self.folder, study.run.seed)
+        else:
+            model = _build(table, self.folder, checkpoint, study.run.seed)
+        preprocess = model.preprocess.replaced(as_config(study)["preprocess"])
+        model = replace(
+            model, name=self.model_name, preprocess=preprocess, precision=self.precision,
+            inputs_per_pass=self.inputs_per_pass,
+        )  # fmt: skip
+        with at("model.head"):
+            given = table.thresholds
+            if isinstance(given, dict):  # by name; the others have the default
+                names = model.classes or self.source.classes
+                if unknown := [name for name in given if name not in names]:
+                    raise UnknownNameError("label in model.thresholds:", unknown[0], names)
+                given = [float(given.get(name, THRESHOLD)) for name in names]
+            self.thresholds = given
+            references = None if table.references is None else self.folder / table.references
+            head = chosen_head(table.head, self.thresholds, tolerance=table.tolerance, references=references)
+            if head:
+                model = replace(model, head=head)
+        try:
+            model.module.to(self.device)
+        except (RuntimeError, AssertionError) as error:
+            why = str(error).splitlines()[0]
+            raise InputError(f"cannot use run.device = {self.device!r}: {why}") from error
+        return model
 
 
 def open_study(
@@ -354,60 +384,16 @@ def _check_methods(methods: list[str]) -> None:
         raise InputError("a method is named twice; leave one out")
 
 
-def load_weights(opened: ResolvedStudy, checkpoint: Checkpoint) -> Model:
-    """The study's network with a checkpoint's weights, on the study's device, with its preprocessing."""
-    study, table = opened.study, opened.study.model
-    if opened.network:
-        model = opened.network
-    elif checkpoint == Checkpoint(RANDOM):
-        model = _untrained(table, opened.folder, study.run.seed)
-    else:
-        model = _build(table, opened.folder, checkpoint, study.run.seed)
-    preprocess = model.preprocess.replaced(as_config(study)["preprocess"])
-    model = replace(
-        model, name=opened.model_name, preprocess=preprocess, precision=opened.precision,
-        inputs_per_pass=opened.inputs_per_pass,
-    )  # fmt: skip
-    with at("model.head"):
-        names = model.classes or opened.source.classes if table.thresholds is not None else ()
-        opened.thresholds = named_thresholds(table.thresholds, names)
-        references = None if table.references is None else opened.folder / table.references
-        head = chosen_head(table.head, opened.thresholds, tolerance=table.tolerance, references=references)
-        if head:
-            model = replace(model, head=head)
-    try:
-        model.module.to(opened.device)
-    except (RuntimeError, AssertionError) as error:
-        why = str(error).splitlines()[0]
-        raise InputError(f"cannot use run.device = {opened.device!r}: {why}") from error
-    return model
-
-
-def named_thresholds(
-    given: float | Sequence[float] | Mapping[str, float] | None, names: Sequence[str]
-) -> float | list[float] | None:
-    """Thresholds that a study gives by name, in the order of the names, with the default for the others."""
-    if not isinstance(given, Mapping):
-        return given if given is None or isinstance(given, int | float) else list(given)
-    for name in given:
-        if name not in names:
-            raise UnknownNameError("label in model.thresholds:", name, names)
-    return [float(given.get(name, THRESHOLD)) for name in names]
-
-
 def renumbered(source: Source, numbers: dict[int, int], classes: tuple[str, ...]) -> Source:
     """The same images with the model's class numbers and names."""
     if source.is_multilabel:
         renamed = {source.classes[k]: classes[number] for k, number in numbers.items()}
-        samples = [
-            replace(
-                s,
-                findings=tuple(sorted(numbers[f] for f in s.stated)),
-                box_findings=tuple(tuple(numbers[f] for f in of) for of in s.box_findings),
-                masks={renamed.get(part, part): mask for part, mask in s.masks.items()},
-            )
-            for s in source.samples
-        ]
+        samples = []
+        for s in source.samples:
+            boxes = tuple(tuple(numbers[f] for f in of) for of in s.box_findings)
+            masks = {renamed.get(part, part): mask for part, mask in s.masks.items()}
+            findings = tuple(sorted(numbers[f] for f in s.stated))
+            samples.append(replace(s, findings=findings, box_findings=boxes, masks=masks))
     else:
         samples = [s if s.label is None else replace(s, label=numbers.get(s.label)) for s in source.samples]
     return replace(source, samples=tuple(samples), classes=classes)

@@ -160,10 +160,7 @@ class Worker:
         return loaded
 
     def pictures(self, unit: Unit, batch: Batch, maps: Mapping[str, Maps]) -> dict[str, np.ndarray | Sheet]:
-        """Images as the model sees them, 8 bits, those that are not stored yet.
-
-        Of volumes, the planes with most heat in the mean of these maps.
-        """
+        """Images as the model sees them, 8 bits, those that are not stored yet; of volumes, three planes."""
         missing = set(self.folder.unstored(batch.ids))
         rows = [i for i, name in enumerate(batch.ids) if name in missing]
         if not rows:
@@ -172,7 +169,11 @@ class Worker:
         names = [batch.ids[i] for i in rows]
         if images.ndim == 4:
             return dict(zip(names, pixels(images, preprocess), strict=True))
-        planes = [hottest_planes(maps, name, size_of(images)) for name in names]
+        planes = []  # with the largest sums in the mean of the maps, without floors; else the middle
+        for name in names:
+            of = [own for method, own in maps.items() if name in own.ids and not is_floor(method)]
+            heat = [own.take([own.ids.index(name)]).upsample()[0] for own in of]
+            planes.append(hottest(torch.stack(heat).mean(0)) if heat else middle(size_of(images)))
         return dict(zip(names, map(Sheet, pixels(images, preprocess, planes), planes), strict=True))
 
     def seen(self, unit: Unit, batch: Batch) -> SeenImages | None:
@@ -328,13 +329,6 @@ def _joined(parts: Sequence[Mapping[str, Maps]]) -> dict[str, Maps]:
     return {method: only_finite(Maps.concatenate(maps)) for method, maps in own.items()}
 
 
-def hottest_planes(maps: Mapping[str, Maps], name: str, size: tuple[int, ...]) -> tuple[int, ...]:
-    """Planes of a volume with the largest sums in the mean of its maps without floors; else the middle."""
-    of = [own for method, own in maps.items() if name in own.ids and not is_floor(method)]
-    heat = [own.take([own.ids.index(name)]).upsample()[0] for own in of]
-    return hottest(torch.stack(heat).mean(0)) if heat else middle(size)
-
-
 class PendingUnits(NamedTuple):
     """The units that an engine has to compute, and their context."""
 
@@ -349,12 +343,11 @@ class PendingUnits(NamedTuple):
     def ready_groups(self) -> list[PlannedUnit]:
         """Group units whose blocks are all done, by any process."""
         done = self.folder.done()
-        return [
-            unit
-            for unit in self.plan.groups
-            if unit.hash not in done
-            and all(self.plan.hashes(of) <= done for of in unit.among or (unit.checkpoint, *unit.after))
-        ]
+
+        def is_ready(unit: PlannedUnit) -> bool:
+            return all(self.plan.hashes(of) <= done for of in unit.among or (unit.checkpoint, *unit.after))
+
+        return [unit for unit in self.plan.groups if unit.hash not in done and is_ready(unit)]
 
 
 def run_local(pending: PendingUnits) -> None:

@@ -35,7 +35,7 @@ from heatproof.show import Sheet
 from heatproof.store import ledger
 from heatproof.store.ledger import Lease, Ledger, Seal
 from heatproof.store.manifest import GROWING, Change, LaterFormatError, Manifest, maker
-from heatproof.store.maps import MapStore, PictureStore, shard_files
+from heatproof.store.maps import MapStore, PictureStore, save, shard_files
 from heatproof.store.scores import Scores, write_part
 
 if TYPE_CHECKING:
@@ -298,16 +298,17 @@ class RunFolder:
             files |= self.pictures().files(name, (pictures or {})[name])
         part = self.path / "scores" / f"{unit.hash}.parquet"
         if seen is not None:
-            files[part.with_suffix(".npz")] = partial(_save_seen, seen=seen)
+            named = seen._asdict() | {"ids": np.array([valid_unicode(name) for name in seen.ids])}
+            files[part.with_suffix(".npz")] = partial(save, write=np.savez, **named)
         files[part] = partial(write_part, scores=scores, unit=unit.hash)
         with ledger.writing(self.path) as lease:
             self.ledger.forget(unit.hash)  # first: no seal may describe files that are being replaced
             digests = write_whole(files, lease.id)
-            named = {path.relative_to(self.path).as_posix(): mark for path, mark in digests.items()}
+            marks = {path.relative_to(self.path).as_posix(): mark for path, mark in digests.items()}
             device = self.manifest.config.get("run", {}).get("device") or self.manifest.machine.get("device")
             # The seal is written last: a process that dies before leaves a unit that is absent, never a
             # partial one.
-            self.ledger.write(unit, named, maker(device or "cpu"), lease.id)
+            self.ledger.write(unit, marks, maker(device or "cpu"), lease.id)
 
     def seen(self, checkpoint: str) -> SeenImages | None:
         """Thumbnails and sizes of the images of a checkpoint; None if they were not stored."""
@@ -333,12 +334,9 @@ class RunFolder:
 
     def done(self) -> set[str]:
         """Hashes of the finished units: those with a seal and all their files."""
-        there = self.ledger.present()
-        return {
-            unit
-            for unit, seal in self.units().items()
-            if all(f in there for f in seal.files if not f.startswith("pictures/"))
-        }
+        there, units = self.ledger.present(), self.units()
+        wanted = {u: {f for f in seal.files if not f.startswith("pictures/")} for u, seal in units.items()}
+        return {unit for unit, files in wanted.items() if files <= there}
 
     def drop(self, units: Collection[str]) -> None:
         """Remove units from the run, so that they are computed again."""
@@ -405,12 +403,6 @@ class RunFolder:
         if self.path.exists():
             with suppress(StoreError), ledger.turn(self.path):  # on a full disk the state cannot be recorded
                 self._record_state(lease, shard, state, reason)
-
-
-def _save_seen(path: Path, seen: SeenImages) -> None:
-    ids = np.array([valid_unicode(name) for name in seen.ids])
-    with path.open("wb") as file:
-        np.savez(file, ids=ids, thumbnails=seen.thumbnails, sides=seen.sides)
 
 
 def run_in(path: str | Path) -> Path:

@@ -28,19 +28,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
+from heatproof import registry
 from heatproof.errors import HeatproofError, StoreError
-from heatproof.registry import (
-    FLOOR_CARD,
-    REQUIRED,
-    Card,
-    Entry,
-    Explainer,
-    Metric,
-    explainers,
-    key_of,
-    metrics,
-    parse_call,
-)  # fmt: skip
 from heatproof.store.ledger import check_types, plain, read_record, write_record
 
 PACKAGES = (
@@ -73,7 +62,7 @@ class MetricFacts:
     module: str = ""  # "" for a metric that is not registered
 
     @staticmethod
-    def of(entry: Metric) -> MetricFacts:
+    def of(entry: registry.Metric) -> MetricFacts:
         low, high = (bound if math.isfinite(bound) else None for bound in entry.bounds)
         return MetricFacts(
             entry.name, entry.aliases, entry.summary, entry.title, entry.family, entry.level,
@@ -101,17 +90,17 @@ class MethodFacts:
     aliases: tuple[str, ...] = ()
     summary: str = ""
     options: str = ""  # with their defaults
-    card: Card = field(default_factory=Card)
+    card: registry.Card = field(default_factory=registry.Card)
     cite: str = ""
     floor: bool = False  # whether it ignores the network
 
     @staticmethod
-    def of(entry: Explainer, name: str = "") -> MethodFacts:
+    def of(entry: registry.Explainer, name: str = "") -> MethodFacts:
         """name: as in the config, if the entry of another package has a different one."""
-        known = {key_of(text) for text in ("", entry.name, *entry.aliases)}
-        aliases = (*entry.aliases, *([name] if key_of(name) not in known else []))
-        options = ", ".join(f"{k}={v!r}" for k, v in entry.options.items() if v is not REQUIRED)
-        floor = entry.card == FLOOR_CARD
+        known = {registry.key_of(text) for text in ("", entry.name, *entry.aliases)}
+        aliases = (*entry.aliases, *([name] if registry.key_of(name) not in known else []))
+        options = ", ".join(f"{k}={v!r}" for k, v in entry.options.items() if v is not registry.REQUIRED)
+        floor = entry.card == registry.FLOOR_CARD
         return MethodFacts(entry.name, aliases, entry.summary, options, entry.card, entry.cite, floor)
 
 
@@ -126,22 +115,24 @@ class Facts:
     @staticmethod
     def of_config(config: Mapping[str, Any]) -> Facts:
         """Facts of the metrics and methods that a config names, and of all metrics that vote."""
-        named = {key_of(name) for name in _names(config.get("metrics"))}
-        registered = metrics.as_registered() if named else []
-        held = [e for e in registered if named & set(map(key_of, filter(None, (e.bundle, *_called(e)))))]
+        named = {registry.key_of(name) for name in _names(config.get("metrics"))}
+        registered = registry.metrics.as_registered() if named else []
+        held = [
+            e for e in registered if named & set(map(registry.key_of, filter(None, (e.bundle, *_called(e)))))
+        ]
         described = [entry for entry in registered if entry in held or entry.votes] if held else []
         methods = []
         for name in dict.fromkeys(_names(config.get("methods"))):
             with suppress(HeatproofError):
-                if entry := explainers.find(name):
+                if entry := registry.explainers.find(name):
                     methods.append(MethodFacts.of(entry, name))
         modules = dict.fromkeys(entry.function.__module__ for entry in held)
         return Facts(tuple(map(MetricFacts.of, described)), tuple(methods), _docstrings(modules))
 
     def metric(self, name: str) -> MetricFacts | None:
         if self.metrics:
-            return self._metrics.get(key_of(name))
-        entry = metrics.find(name)
+            return self._metrics.get(registry.key_of(name))
+        entry = registry.metrics.find(name)
         return None if entry is None else MetricFacts.of(entry)
 
     def metric_of(self, name: str) -> MetricFacts | None:
@@ -152,15 +143,15 @@ class Facts:
 
     @property
     def every_metric(self) -> Sequence[MetricFacts]:
-        return self.metrics or [MetricFacts.of(entry) for entry in metrics.as_registered()]
+        return self.metrics or [MetricFacts.of(entry) for entry in registry.metrics.as_registered()]
 
     def method(self, text: str) -> MethodFacts | None:
         """Facts of a method, by its name with or without options."""
         try:
-            name, _ = parse_call(text)
+            name, _ = registry.parse_call(text)
             if self.methods:
-                return self._methods.get(key_of(name))
-            return MethodFacts.of(explainers.get(name))
+                return self._methods.get(registry.key_of(name))
+            return MethodFacts.of(registry.explainers.get(name))
         except HeatproofError:
             return None
 
@@ -178,14 +169,14 @@ class Facts:
 
     @cached_property
     def _metrics(self) -> dict[str, MetricFacts]:
-        return {key_of(name): facts for facts in self.metrics for name in _called(facts)}
+        return {registry.key_of(name): facts for facts in self.metrics for name in _called(facts)}
 
     @cached_property
     def _methods(self) -> dict[str, MethodFacts]:
-        return {key_of(name): facts for facts in self.methods for name in _called(facts)}
+        return {registry.key_of(name): facts for facts in self.methods for name in _called(facts)}
 
 
-def _called(entry: Entry | MetricFacts | MethodFacts) -> tuple[str, ...]:
+def _called(entry: registry.Entry | MetricFacts | MethodFacts) -> tuple[str, ...]:
     return *entry.aliases, entry.name
 
 
@@ -193,7 +184,7 @@ def _names(calls: Any) -> Iterator[str]:
     """Names in a list of calls; none for a list of anything else."""
     for text in calls if isinstance(calls, list | tuple) else []:
         with suppress(HeatproofError, AttributeError):
-            yield parse_call(text)[0]
+            yield registry.parse_call(text)[0]
 
 
 def _docstrings(modules: Iterable[str]) -> dict[str, str]:
@@ -259,9 +250,14 @@ class Manifest:
         known: other fields, such as seed and models.
         """
         given = {name: list(value) if isinstance(value, tuple) else value for name, value in known.items()}
+        machine = {
+            "cpu": _cpu_name(), "device": device, "device_name": _gpu_name(device) or "cpu",
+            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "system": platform.platform(), "host": platform.node(),
+        }  # fmt: skip
         now: dict[str, Any] = {
             "classes": [], "versions": package_versions(), "git": git_state(Path.cwd()),
-            "machine": _machine(device), "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": machine, "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "command": list(sys.argv), "earlier": [], "warnings": [], "id": uuid.uuid4().hex,
             "facts": Facts.of_config(config),
         }  # fmt: skip
@@ -452,14 +448,6 @@ def _gpu_name(device: str) -> str:
     import torch  # not needed to read a run
 
     return torch.cuda.get_device_name(device) if torch.cuda.is_available() else ""
-
-
-def _machine(device: str) -> dict[str, Any]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {
-        "cpu": _cpu_name(), "cores": cores, "device": device,
-        "device_name": _gpu_name(device) or "cpu", "system": platform.platform(), "host": platform.node(),
-    }  # fmt: skip
 
 
 def _cpu_name() -> str:

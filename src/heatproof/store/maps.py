@@ -111,7 +111,9 @@ def shard_files(root: Path, unit: Unit, maps: Mapping[str, Maps]) -> dict[Path, 
         ):
             if values is not None:
                 stored, entry[kind] = pack(values)
-                files[root / slug(method) / f"{unit.hash}{suffix}.npy"] = partial(_save_array, stored)
+                files[root / slug(method) / f"{unit.hash}{suffix}.npy"] = partial(
+                    save, write=np.save, arr=stored
+                )
         entries.append(entry)
     if entries:
         index = {"checkpoint": valid_unicode(unit.checkpoint), **shared, "maps": entries}
@@ -135,7 +137,8 @@ class StoredMaps(NamedTuple):
 
         from heatproof.types import Maps  # with torch, which reading scores and drawing maps does without
 
-        return Maps(*(torch.from_numpy(v) if isinstance(v, np.ndarray) else v for v in self))
+        fields: list[Any] = [torch.from_numpy(v) if isinstance(v, np.ndarray) else v for v in self]
+        return Maps(*fields)
 
 
 @dataclass(frozen=True, eq=False)
@@ -286,28 +289,19 @@ def _read_index(root: Path, path: Path, part: str, seal: Seal) -> list[Shard]:
         if len(text) > MAX_INDEX_BYTES:
             raise ValueError(f"it unpacks to more than {MAX_INDEX_BYTES >> 20} MB")
         index = json.loads(text)
-        for entry in index["maps"]:
-            if math.prod(map(int, entry["image_size"])) > MAX_PIXELS:
-                raise ValueError(f"its images of {entry['image_size']} are too large")
         check_types([index["checkpoint"], index["ids"], [e.get("ids", []) for e in index["maps"]]], INDEX)
-        ids = tuple(index["ids"])  # one tuple for all methods
-        return [
-            Shard(
-                method=entry["method"],
-                checkpoint=index["checkpoint"],
-                ids=tuple(entry["ids"]) if "ids" in entry else ids,
-                image_size=tuple(map(int, entry["image_size"])),
-                explained=np.array(entry.get("explained", index["explained"]), dtype=np.int64),
-                path=root / slug(entry["method"]) / f"{part}.npy",
-                scales={
-                    kind: {name: np.array(numbers, np.float32) for name, numbers in entry[kind].items()}
-                    for kind in ("values", "signed")
-                    if kind in entry
-                },
-                seal=seal,
-            )
-            for entry in index["maps"]
-        ]
+        ids, shards = tuple(index["ids"]), []  # one tuple for all methods
+        for entry in index["maps"]:
+            size, method = tuple(map(int, entry["image_size"])), entry["method"]
+            if math.prod(size) > MAX_PIXELS:
+                raise ValueError(f"its images of {entry['image_size']} are too large")
+            own = tuple(entry["ids"]) if "ids" in entry else ids
+            explained = np.array(entry.get("explained", index["explained"]), dtype=np.int64)
+            packed = {kind: entry[kind] for kind in ("values", "signed") if kind in entry}
+            scales = {k: {n: np.array(v, np.float32) for n, v in of.items()} for k, of in packed.items()}
+            file = root / slug(method) / f"{part}.npy"
+            shards.append(Shard(method, index["checkpoint"], own, size, explained, file, scales, seal))
+        return shards
     except UNREADABLE as error:
         raise _unreadable(path, error) from error
 
@@ -339,9 +333,10 @@ def _sizes(maps: StoredMaps) -> str:
     return f"{own} for images of {whole}{signed}"
 
 
-def _save_array(values: np.ndarray, path: Path) -> None:
+def save(path: Path, write: Callable[..., None], **arrays: np.ndarray) -> None:
+    """Call np.save or np.savez, which would append a suffix to the name of a temporary file."""
     with path.open("wb") as file:
-        np.save(file, values, allow_pickle=False)
+        write(file, **arrays)
 
 
 class PictureStore:
