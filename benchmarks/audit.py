@@ -26,8 +26,8 @@ from heatproof.errors import HeatproofError, UnknownNameError, need
 from heatproof.models import load_model
 from heatproof.models.model import Model
 from heatproof.registry import metrics
+from heatproof.run.config import read_metrics
 from heatproof.run.engine import run_study
-from heatproof.run.metrics import read_metrics
 from heatproof.run.profile import Profiler, profiling
 from heatproof.timeline import FRAME
 

@@ -17,7 +17,7 @@ from heatproof.cli.explain import find_images, unique_names
 from heatproof.errors import InputError, ModelError
 from heatproof.images.preprocess import Preprocess
 from heatproof.registry import explainers, metrics
-from heatproof.run.metrics import read_metrics
+from heatproof.run.config import read_metrics
 
 FACTORY = """
 import torch

@@ -18,10 +18,9 @@ from heatproof.cli import main
 from heatproof.explain.api import read_methods
 from heatproof.images import SOURCES
 from heatproof.registry import metrics
-from heatproof.run.config import study_from
-from heatproof.run.metrics import read_metrics
+from heatproof.run.config import read_metrics, study_from
 from heatproof.store import Manifest, RunFolder
-from heatproof.store.facts import Facts, MetricFacts
+from heatproof.store.manifest import Facts, MetricFacts
 from heatproof.types import Score, Unit
 from made_run import make_run
 

@@ -19,8 +19,7 @@ from heatproof.metrics.mosaic import Mosaics, disconnected_grid, grid_pointing, 
 from heatproof.models.derived import cut, disconnected, join
 from heatproof.models.model import as_model
 from heatproof.registry import metrics
-from heatproof.run.config import toml
-from heatproof.run.metrics import read_metrics
+from heatproof.run.config import read_metrics, toml
 
 SIDE, PATCH = 16, 6
 COLOURS = torch.tensor([[1.0, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0]])

@@ -21,8 +21,8 @@ from heatproof.metrics.results import PerClass
 from heatproof.registry import Metric, metric, metrics
 from heatproof.report.gallery import gallery
 from heatproof.report.page import render
+from heatproof.run.config import read_metrics
 from heatproof.run.engine import run_study
-from heatproof.run.metrics import read_metrics
 from heatproof.store import RunFolder
 from heatproof.types import Maps
 from heatproof.verdict.data import read_run

@@ -20,8 +20,7 @@ from heatproof.errors import InputError, MissingExtraError
 from heatproof.models.keras_graph import import_keras
 from heatproof.models.names import imagenet_classes, model_classes, placed_spec
 from heatproof.run.checks import check_study
-from heatproof.run.study import ResolvedStudy, open_study
-from heatproof.run.weights import Checkpoint, weights_hash
+from heatproof.run.study import Checkpoint, ResolvedStudy, open_study, weights_hash
 from heatproof.studies.cose import CoseSettings, cose_study
 from heatproof.studies.localise.protocol import localise_study
 from heatproof.studies.localise.settings import LocaliseSettings

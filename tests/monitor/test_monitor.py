@@ -23,8 +23,8 @@ from heatproof.metrics.cscores import gold_list
 from heatproof.models import probabilities
 from heatproof.monitor.measure import StepResult
 from heatproof.monitor.watch import AlarmRaised, Monitor
-from heatproof.run.group import group_rows
 from heatproof.run.plan import make_plan
+from heatproof.run.score import group_rows
 from heatproof.store import RunFolder
 
 N = 22

@@ -20,7 +20,7 @@ from heatproof.models import probabilities
 from heatproof.monitor.measure import StepResult
 from heatproof.monitor.watch import Monitor
 from heatproof.store import RunFolder
-from heatproof.store.verify import inspect
+from heatproof.store.folder import inspect
 from heatproof.verdict.trajectory import Trajectory
 
 LABELS = torch.tensor([0, 1, 1] * 7 + [0])

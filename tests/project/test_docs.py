@@ -39,9 +39,8 @@ from heatproof.cli import main
 from heatproof.images import SOURCES
 from heatproof.images.symbols import SYMBOLS
 from heatproof.registry import explainers, metrics
-from heatproof.run.config import study_from
+from heatproof.run.config import read_metrics, study_from
 from heatproof.run.engine import run_study
-from heatproof.run.metrics import read_metrics
 from heatproof.verdict.gate import read_rule
 from tiny_study import make_study
 

@@ -10,7 +10,7 @@ import torch
 
 from heatproof.disk import digest
 from heatproof.store import Manifest, RunFolder
-from heatproof.store.folder import encode, file_stem
+from heatproof.store.maps import encode, file_stem
 from heatproof.types import Maps, Score, Unit
 
 METHODS = ("gradcam", "layercam", "random")

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from heatproof.errors import HeatproofError, InputError
-from heatproof.run.config import as_config, read_study, study_from
+from heatproof.rows import epoch_of
+from heatproof.run.config import as_config, read_metrics, read_study, study_from
 from heatproof.run.engine import prepare
-from heatproof.run.metrics import read_metrics
 from heatproof.run.plan import read_shard
-from heatproof.run.weights import epoch_of, find_checkpoints
+from heatproof.run.study import find_checkpoints
 from tiny_study import make_study, write_study
 
 GOOD = {"methods": ["gradcam"], "model": {"spec": "x.py:f"}, "images": {"kind": "folder", "path": "p"}}

@@ -9,7 +9,7 @@ import pytest
 import reference_rows as reference
 from heatproof.errors import HeatproofError
 from heatproof.registry import Explainer, Metric, explainers, metrics, parse_call
-from heatproof.run.metrics import read_metrics
+from heatproof.run.config import read_metrics
 
 RECORDED = json.loads(reference.MADE_WITH.read_text())
 EXPECTED = reference.read_rows()

@@ -30,7 +30,7 @@ from heatproof.run.plan import PlannedUnit, make_plan
 from heatproof.run.score import MetricResults, measure
 from heatproof.run.study import open_study
 from heatproof.store import RunFolder
-from heatproof.store.verify import inspect
+from heatproof.store.folder import inspect
 from tiny_study import METHODS, METRICS, NETWORK, fingerprint, make_study, write_study
 
 

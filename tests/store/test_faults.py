@@ -21,7 +21,8 @@ from test_resume import SLOW, wait_for
 from heatproof.cli import main
 from heatproof.errors import StoreError
 from heatproof.run.engine import run_study
-from heatproof.store import RunFolder, lease
+from heatproof.store import RunFolder
+from heatproof.store import ledger as lease
 from tiny_study import NETWORK, fingerprint, make_study, start
 
 PLAIN = ["gradcam", "gradient"], ["accuracy"], "epochs/epoch01.pt"

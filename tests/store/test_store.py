@@ -26,7 +26,8 @@ from hypothesis import strategies as st
 
 from heatproof.disk import clear_failure, digest, write_whole
 from heatproof.errors import InputError, MissingExtraError, StoreError
-from heatproof.store import Manifest, RunFolder, compare_configs, lease
+from heatproof.store import Manifest, RunFolder, compare_configs
+from heatproof.store import ledger as lease
 from heatproof.store.manifest import git_state
 from heatproof.store.scores import COLUMNS
 from heatproof.types import Score, Unit

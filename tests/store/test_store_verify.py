@@ -14,7 +14,7 @@ from heatproof.cli import main
 from heatproof.errors import HeatproofError, StoreError
 from heatproof.run.engine import run_study
 from heatproof.store import RunFolder
-from heatproof.store.verify import inspect
+from heatproof.store.folder import inspect
 from tiny_study import fingerprint, make_study
 
 

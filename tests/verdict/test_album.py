@@ -22,8 +22,8 @@ from heatproof.models import Model
 from heatproof.report.page import album_section
 from heatproof.run.engine import run_study
 from heatproof.store import RunFolder
+from heatproof.store.folder import inspect
 from heatproof.store.ledger import write_record
-from heatproof.store.verify import inspect
 from heatproof.verdict.album import Album, CropGroup, album_of_run, make_album
 from heatproof.verdict.kept_album import png, read_album, write_album
 from tiny_study import make_study

@@ -11,9 +11,9 @@ import heatproof as hp
 from heatproof.errors import InputError, UnknownNameError
 from heatproof.metrics.cscores import gold_list
 from heatproof.metrics.gold import ListRule
+from heatproof.run.config import read_metrics
 from heatproof.run.engine import run_study
-from heatproof.run.metrics import read_metrics
-from heatproof.run.predictions import read_predictions
+from heatproof.run.plan import read_predictions
 from heatproof.store import RunFolder
 from heatproof.verdict.trajectory import Trajectory
 from tiny_study import make_study

@@ -83,7 +83,7 @@ class StudyCommand(click.Command):
         if path is None:
             return
         from heatproof.run.config import ModelTable
-        from heatproof.run.weights import foreign_code
+        from heatproof.run.study import foreign_code
 
         try:
             content = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -11,7 +11,7 @@ import click
 from heatproof.cli._console import console, new_table, say
 from heatproof.errors import InputError
 from heatproof.registry import REPEATS, Card, Explainer, Metric, explainers, metrics
-from heatproof.run.metrics import read_metrics
+from heatproof.run.config import read_metrics
 
 VERDICT = {  # by a metric's question, and whether it votes
     ("map", True): "votes on whether maps follow the network",

@@ -144,11 +144,11 @@ def verify_command(ctx: click.Context, run: Path, repair: bool) -> None:
     The exit code is 1 if a file is damaged, missing or unknown, also if --repair removed it, and if it is
     unknown whether the run is complete.
     """
-    from heatproof.store import RunFolder, verify
+    from heatproof.store import RunFolder, folder
     from heatproof.store.folder import run_in
 
     path = run_in(run)
-    findings = verify.inspect(path)
+    findings = folder.inspect(path)
     if not findings:
         status = RunFolder.open(path).status()
         say(f"all files are intact; {status.sentence}")
@@ -159,7 +159,7 @@ def verify_command(ctx: click.Context, run: Path, repair: bool) -> None:
         new_table(f"{counted(len(findings), 'problem')} in {path}{first}", ("file", "problem"), rows)
     )
     if repair:
-        dropped = f"dropped {counted(len(verify.repair(path, findings)), 'unit')}"
+        dropped = f"dropped {counted(len(folder.repair(path, findings)), 'unit')}"
         say(f"{dropped}; made again by heatproof run STUDY --out {path}")
     else:
         say(f"to drop them: heatproof verify {path} --repair")

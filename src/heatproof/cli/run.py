@@ -79,13 +79,11 @@ def run_command(
     from heatproof.run.config import check_files
 
     check_files(read, study.resolve().parent)  # before torch is imported, which takes its time
-    from heatproof.run.engine import prepare, run_study
-    from heatproof.run.estimate import estimate, outline
+    from heatproof.run.engine import estimate, outline, prepare, run_study
     from heatproof.run.plan import read_shard
     from heatproof.run.profile import profiling
     from heatproof.run.progress import Progress
-    from heatproof.run.study import open_study
-    from heatproof.run.weights import foreign_code
+    from heatproof.run.study import foreign_code, open_study
     from heatproof.verdict.judge import conclude
 
     def show(rows: Iterable[tuple[str, str]]) -> None:

@@ -21,7 +21,7 @@ from heatproof.verdict.rules import MIN_N, MIN_USABLE
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from heatproof.store.facts import Facts
+    from heatproof.store.manifest import Facts
     from heatproof.verdict.answers import Verdict
     from heatproof.verdict.gate import RuleResult
 

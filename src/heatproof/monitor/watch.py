@@ -55,13 +55,12 @@ from heatproof.monitor.measure import (
 )
 from heatproof.monitor.trackers import Tracker
 from heatproof.run import score
+from heatproof.run.config import read_metrics
 from heatproof.run.engine import UnitGroup, UnitRows, compute_units
-from heatproof.run.group import cells
-from heatproof.run.metrics import read_metrics
-from heatproof.run.plan import PlannedUnit, make_plan
-from heatproof.run.predictions import read_predictions, stored_limits
+from heatproof.run.plan import PlannedUnit, make_plan, read_predictions, stored_limits
 from heatproof.run.progress import Progress
-from heatproof.run.weights import Checkpoint, weights_hash
+from heatproof.run.score import cells
+from heatproof.run.study import Checkpoint, weights_hash
 from heatproof.show import Sheet, middle, pixels
 from heatproof.store import Manifest, RunFolder
 from heatproof.store.manifest import SEVERAL

@@ -45,8 +45,8 @@ from heatproof.report.pieces import (
 )
 from heatproof.show import address, overlay, plain_table
 from heatproof.store import RunFolder
-from heatproof.store.facts import MetricFacts
 from heatproof.store.ledger import DamagedError
+from heatproof.store.manifest import MetricFacts
 from heatproof.verdict.answers import WORDS, Verdict, without_nan
 from heatproof.verdict.data import NAN, Measure, RunData, read_run
 from heatproof.verdict.judge import judge

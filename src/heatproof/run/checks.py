@@ -1,17 +1,14 @@
 """Checks of a study before work starts, and the metrics that can be computed for it.
 
-The network is built once, each checkpoint is loaded into it once, and a blank image goes through it, so that
-a weight file that does not fit, a missing layer or a label without a class is reported immediately.
-
-preprocessing   contradicts the native size of the images or what the network declares: a warning
-classes         in another order than the labels suggest: a warning (metrics/classifier.py)
-accuracy        far from the expected one: an error. Far: outside the 99 % interval of the measured
-                accuracy (Clopper-Pearson, up to 256 images) by more than 0.05
+Each checkpoint is loaded once, and a blank image goes through the network, so that a weight file that does
+not fit, a missing layer or a label without a class is reported immediately. Preprocessing that contradicts
+the native size of the images or what the network declares, and classes in another order than the labels
+suggest (metrics/classifier.py), are warnings. An accuracy far from the expected one is an error: outside the
+99 % interval of the measured accuracy (Clopper-Pearson, up to 256 images) by more than 0.05.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -23,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from scipy.stats import binomtest
-from torch import Tensor, nn
+from torch import nn
 
 from heatproof.errors import HeatproofError, InputError
 from heatproof.explain.api import check_insides, explain, read_methods
@@ -32,7 +29,7 @@ from heatproof.explain.providers.files import Stored
 from heatproof.images import Preprocess, Source, batches
 from heatproof.images.files import Size, picture_size
 from heatproof.images.source import check_annotations, draw
-from heatproof.metrics.classifier import ClassOrder, class_order
+from heatproof.metrics.classifier import class_order
 from heatproof.models.capture import refusal_in_a_sentence
 from heatproof.models.dense_heads import Dense
 from heatproof.models.heads import Head, Multilabel
@@ -42,12 +39,18 @@ from heatproof.models.model import Model, first_convolution
 from heatproof.models.names import LITE, model_classes
 from heatproof.models.running import function_in, is_function
 from heatproof.registry import check_volumes, metrics
-from heatproof.run.config import as_config, at
-from heatproof.run.metrics import MetricRequest, in_a_run, read_metrics
+from heatproof.rows import PRETRAINED
+from heatproof.run.config import MetricRequest, as_config, at, in_a_run, read_metrics
 from heatproof.run.plan import code_hashes
-from heatproof.run.study import ALL_CLASSES_UP_TO, LABELS_UNUSED, Renamed, ResolvedStudy
-from heatproof.run.study import listed_classes as listed_classes
-from heatproof.run.weights import PRETRAINED, weights_hash
+from heatproof.run.study import (
+    ALL_CLASSES_UP_TO,
+    LABELS_UNUSED,
+    Renamed,
+    ResolvedStudy,
+    listed_classes,
+    weights_hash,
+)  # fmt: skip
+from heatproof.store.ledger import hash_of
 
 PARTS_OF_A_CODE = ("finder", "timing", "box")
 MOST, AT_ONCE = 256, 32  # images of the first pass
@@ -90,7 +93,15 @@ def check_study(opened: ResolvedStudy) -> dict[str, str]:
     )
     opened.warnings = tuple(input_warnings(model, [s.content for s in source.samples], given, own))
     with at("metrics"):
-        _check_metrics(opened.metrics, model)
+        for request in opened.metrics if len(model.preprocess.size) > 2 else ():
+            check_volumes(request.entry)
+        lost = [request.text for request in opened.metrics if request.entry.needs_gradients]
+        if lost and is_function(model.module):
+            raise InputError(
+                f"{lost[0]} needs the network's weights or gradients, and {model.name} is only a function; "
+                "leave it out"
+            )
+        check_head(opened.metrics, model.head)
     with at("methods"):
         _check_methods(opened, model)
     for request in opened.metrics:
@@ -107,16 +118,37 @@ def check_classes(opened: ResolvedStudy, model: Model) -> int:
     with at("model"):
         with refusal_in_a_sentence(model, model.preprocess.blank):
             count = max(2, model.logits(model.preprocess.blank).shape[1])
-            model.check_repeatable(_noise(model.preprocess))
+            # Two images of noise; blank ones would hide noise that a network multiplies with them.
+            shape, generator = model.preprocess.blank.shape[1:], torch.Generator().manual_seed(0)
+            model.check_repeatable(torch.randn(2, *shape, generator=generator))
         head = model.head
         opened.head_description, opened.is_multilabel = model.head_meaning, isinstance(head, Multilabel)
         opened.by_label = head.names_classes or isinstance(head, Dense)
         opened.predicts_classes = head.names_classes
     source = opened.source
     with at("images"):
-        _check_label_kind(source, opened.is_multilabel, opened.head_description)
-    if opened.is_multilabel:
-        _check_multilabel_metrics(opened.metrics, opened.targets)
+        if source.is_multilabel and not opened.is_multilabel:
+            raise InputError(
+                f"the images are multi-label, but the network's output is read as {model.head_meaning}; set "
+                "model.head = 'multilabel' if it has a sigmoid for each label, else give each image one label"
+            )
+        if opened.is_multilabel and source.labelled and not source.is_multilabel:
+            raise InputError(
+                f"the network is multi-label ({model.head_meaning}), but each image has one label; list "
+                "what an image has: label_columns or multilabel = true for a CSV file, a table of 0 and 1 in "
+                "memory or npz; or set model.head = 'softmax' if one class is right"
+            )
+    for request in opened.metrics if opened.is_multilabel else ():
+        options: dict[str, Any] = dict(request.options)
+        why = ""
+        if request.entry.compares_checkpoints and "labels" not in request.entry.needs:
+            why = "needs the predicted class, which a label without a prediction does not have; leave it out"
+        elif options.get("anchor") and options.get("tau") == "adaptive":
+            why = "cannot have both an anchor and an adaptive tau; leave one out"
+        elif request.entry.name == "cscore" and opened.targets == "predicted" and "tau" in options:
+            why = "needs maps of true labels for its tau; set run.targets = 'label', or leave tau out"
+        if why:
+            raise InputError(f"metrics: for multi-label images, {request.text} {why}")
     if not source.labelled or not opened.predicts_classes:
         return count
     readers = [r for r in opened.metrics if "labels" in r.entry.needs and (r.group or not r.entry.call)]
@@ -126,12 +158,6 @@ def check_classes(opened: ResolvedStudy, model: Model) -> int:
         if renamed := match_labels_to_model(source, model, count, vouched, unused):
             opened.renamed, opened._source = renamed, None
     return count
-
-
-def _noise(preprocess: Preprocess) -> Tensor:
-    """Two model-ready images of noise; blank ones would hide noise that a network multiplies with them."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(2, preprocess.channels, *preprocess.size, generator=generator)
 
 
 def check_truth(requests: Sequence[MetricRequest], source: Source, targets: str | None) -> None:
@@ -160,35 +186,6 @@ def check_truth(requests: Sequence[MetricRequest], source: Source, targets: str 
         raise InputError("run.targets is 'label', but the images have no labels; set it to 'predicted'")
 
 
-def _check_label_kind(source: Source, is_multilabel: bool, meaning: str) -> None:
-    """Raise InputError if only one of images and network is multi-label."""
-    if source.is_multilabel and not is_multilabel:
-        raise InputError(
-            f"the images are multi-label, but the network's output is read as {meaning}; set "
-            "model.head = 'multilabel' if it has a sigmoid for each label, else give each image one label"
-        )
-    if is_multilabel and source.labelled and not source.is_multilabel:
-        raise InputError(
-            f"the network is multi-label ({meaning}), but each image has one label; list "
-            "what an image has: label_columns or multilabel = true for a CSV file, a table of 0 and 1 in "
-            "memory or npz; or set model.head = 'softmax' if one class is right"
-        )
-
-
-def _check_multilabel_metrics(requests: Sequence[MetricRequest], targets: str | None) -> None:
-    for request in requests:
-        options: dict[str, Any] = dict(request.options)
-        why = ""
-        if request.entry.compares_checkpoints and "labels" not in request.entry.needs:
-            why = "needs the predicted class, which a label without a prediction does not have; leave it out"
-        elif options.get("anchor") and options.get("tau") == "adaptive":
-            why = "cannot have both an anchor and an adaptive tau; leave one out"
-        elif request.entry.name == "cscore" and targets == "predicted" and "tau" in options:
-            why = "needs maps of true labels for its tau; set run.targets = 'label', or leave tau out"
-        if why:
-            raise InputError(f"metrics: for multi-label images, {request.text} {why}")
-
-
 def match_labels_to_model(
     source: Source, model: Model, count: int, vouched: bool, unused: bool
 ) -> Renamed | None:
@@ -215,19 +212,6 @@ def match_labels_to_model(
         raise
     moved = any(k != number for k, number in numbers.items())
     return (numbers, model.classes) if model.classes is not None and moved else None
-
-
-def _check_metrics(requests: Sequence[MetricRequest], model: Model) -> None:
-    """Raise InputError for metrics that need weights, gradients, classes or 2D images if there are none."""
-    if len(model.preprocess.size) > 2:
-        for request in requests:
-            check_volumes(request.entry)
-    if is_function(model.module) and (lost := [r.text for r in requests if r.entry.needs_gradients]):
-        raise InputError(
-            f"{lost[0]} needs the network's weights or gradients, and {model.name} is only a function; "
-            "leave it out"
-        )
-    check_head(requests, model.head)
 
 
 def check_head(requests: Sequence[MetricRequest], head: Head) -> None:
@@ -267,27 +251,19 @@ def method_hashes(opened: ResolvedStudy) -> dict[str, str]:
             hashes[call.text] = call.entry.hash(opened.map_names)
         elif isinstance(call.entry, FromFile):
             code = json.dumps(code_hashes(call.entry.name, opened.folder), sort_keys=True)
-            hashes[call.text] = hashlib.sha256(code.encode()).hexdigest()[:16]
+            hashes[call.text] = hash_of(code)[:16]
     return hashes
 
 
 @dataclass(frozen=True)
 class MetricAvailability:
-    """Which metrics a run can compute for these images and this network, with reasons for the others.
-
-    Args:
-        opened: the study, with its images.
-        classes: the number of the network's classes.
-        labels: whether the classes of the images are the network's.
-        stored: whether the maps are read, so that no method can be run again.
-        function: whether the network is only a function.
-    """
+    """Which metrics a run can compute for these images and this network, with reasons for the others."""
 
     opened: ResolvedStudy
-    classes: int
-    labels: bool = True
-    stored: bool = False
-    function: bool = False
+    classes: int  # number of the network's classes
+    labels: bool = True  # whether the classes of the images are the network's
+    stored: bool = False  # whether the maps are read, so that no method can be run again
+    function: bool = False  # whether the network is only a function
 
     def why_not(self, text: str) -> str:
         """Clause that explains why a metric, or a family, cannot be computed; "" if it can."""
@@ -298,21 +274,22 @@ class MetricAvailability:
             check_truth(requests, self.opened.source, self.opened.targets)
         except HeatproofError as error:
             return _short(str(error))
-        return next(filter(None, map(self._against, requests)), "")
-
-    def _against(self, request: MetricRequest) -> str:
-        entry = request.entry
         used = {label for sample in self.opened.source.samples for label in sample.stated}
-        if self.stored and entry.reruns:
-            return "it runs the method again, which stored maps cannot be"
-        if self.function and entry.needs_gradients:
-            return "it needs the network's weights or gradients, and this one is a function"
-        if entry.compares_checkpoints and len(self.opened.checkpoints) < 2:
-            return "it compares checkpoints, and there is one"
-        if entry.name == "auc" and len(used) == 1:
-            return "all images are of one class"
-        if request.every_class and self.classes > ALL_CLASSES_UP_TO:
-            return f"a run keeps the probabilities of {ALL_CLASSES_UP_TO} classes at most"
+        several = len(self.opened.checkpoints) > 1
+        most = f"a run keeps the probabilities of {ALL_CLASSES_UP_TO} classes at most"
+        for request in requests:
+            entry = request.entry
+            reasons = {
+                "it runs the method again, which stored maps cannot be": self.stored and entry.reruns,
+                "it needs the network's weights or gradients, and this one is a function": (
+                    self.function and entry.needs_gradients
+                ),
+                "it compares checkpoints, and there is one": entry.compares_checkpoints and not several,
+                "all images are of one class": entry.name == "auc" and len(used) == 1,
+                most: request.every_class and self.classes > ALL_CLASSES_UP_TO,
+            }
+            if reason := next((reason for reason, holds in reasons.items() if holds), ""):
+                return reason
         return ""
 
     def all(self) -> dict[str, str]:
@@ -342,13 +319,12 @@ class Answers(NamedTuple):
     def right(self) -> int:
         return int((self.truth.argmax(1) == self.probabilities.argmax(1)).sum())
 
-    @property
-    def order(self) -> ClassOrder | None:
-        """Another order of the classes that explains the labels much better."""
+    def order(self, classes: Sequence[str]) -> str:
+        """Sentence about another order of the classes that explains the labels much better; "" if none."""
         k = self.probabilities.shape[1]
-        return class_order(
-            self.truth, np.eye(k)[self.probabilities.argmax(1)] if self.single else self.probabilities
-        )
+        predicted = np.eye(k)[self.probabilities.argmax(1)] if self.single else self.probabilities
+        order = class_order(self.truth, predicted)
+        return order.sentence(classes, k) if order else ""
 
 
 def first_answers(opened: ResolvedStudy, most: int = MOST) -> Answers | None:
@@ -388,27 +364,19 @@ def check_accuracy(opened: ResolvedStudy, expected: float | None) -> None:
         raise InputError(
             "expect_accuracy needs images with one label each, out of the network's classes; leave it out"
         )
-    right, n = answers.right, len(answers.truth)
+    right, n, classes = answers.right, len(answers.truth), opened.source.classes
     # A wide interval and a margin: the check is for wrong preprocessing or class order, not for small
     # differences.
     low, high = binomtest(right, n).proportion_ci(CONFIDENCE)
     if low - MARGIN <= expected <= high + MARGIN:
         return
-    model = opened.model(opened.checkpoints[-1].name)
-    order = answers.order
-    reason = f"; {order.sentence(opened.source.classes, answers.truth.shape[1])}" if order else ""
+    model, order = opened.model(opened.checkpoints[-1].name), answers.order(classes)
     raise InputError(
         f"the network is right on {right} of {n} images ({right / n:.0%}, 99 % interval {low:.0%} to "
         f"{high:.0%}), but the expected accuracy is {expected:.0%}: check size and normalisation "
         f"({model.preprocess.description}) and the order of the classes "
-        f"({listed_classes(opened.source.classes)}){reason}"
+        f"({listed_classes(classes)}){f'; {order}' if order else ''}"
     )
-
-
-def order_warning(opened: ResolvedStudy, answers: Answers | None) -> list[str]:
-    """One sentence if another order of the classes explains the labels much better."""
-    order = answers.order if answers else None
-    return [order.sentence(opened.source.classes, answers.truth.shape[1])] if answers and order else []
 
 
 def input_warnings(model: Model, files: Iterable[object], given: Collection[str], own: bool) -> Iterator[str]:
@@ -429,7 +397,12 @@ def input_warnings(model: Model, files: Iterable[object], given: Collection[str]
             if size != seen.size:
                 declared = "x".join(map(str, size))
                 yield f"{model.name} gets {shape} px, but {source} {declared} px: {REMEDY}"
-        native, usual = native_size(files), sized(Preprocess(), model.module)
+        paths, sizes = [file for file in files if isinstance(file, Path)][:HEADERS], set[Size]()
+        for path in paths:
+            with suppress(InputError):  # DICOM files and broken ones
+                sizes.add(picture_size(path))
+        native = sizes.pop() if len(sizes) == 1 and len(paths) > 1 else None  # width and height, if all equal
+        usual = sized(Preprocess(), model.module)
         is_default = not own and (seen.size, seen.resize) == (usual.size, usual.resize)
         if is_default and native and native[::-1] != seen.size and min(native) != seen.resize:
             yield (
@@ -444,16 +417,6 @@ def input_warnings(model: Model, files: Iterable[object], given: Collection[str]
         if not np.allclose(declared_values, getattr(seen, name), atol=1e-3):
             values = ", ".join(f"{value:g}" for value in declared_values)
             yield f"pretrained_cfg of {model.name} has {name} {values}, but images get another one: {REMEDY}"
-
-
-def native_size(files: Iterable[object]) -> Size | None:
-    """Width and height of the first image files from their headers, if they are all equal."""
-    sizes: set[Size] = set()
-    paths = [file for file in files if isinstance(file, Path)][:HEADERS]
-    for path in paths:
-        with suppress(InputError):  # DICOM files and broken ones
-            sizes.add(picture_size(path))
-    return sizes.pop() if len(sizes) == 1 and len(paths) > 1 else None
 
 
 def _pretrained_config(module: nn.Module) -> dict[str, tuple[float, ...]]:
@@ -471,14 +434,11 @@ def _declared_sizes(module: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
         if patches.kernel_size != patches.stride or weight.ndim < 2:
             continue
         tokens = weight.shape[-2]
-        sides = (math.isqrt(tokens - more) for more in PREFIX_TOKENS if _is_square(tokens - more))
-        if (side := next(sides, 0)) > 1:
+        counts = [tokens - more for more in PREFIX_TOKENS if tokens > more]
+        side = next((math.isqrt(count) for count in counts if math.isqrt(count) ** 2 == count), 0)
+        if side > 1:
             yield f"its {tokens} position embeddings fit", tuple(side * step for step in patches.stride)
         break
     declared = _pretrained_config(module).get("input_size", ())
     if len(declared) == 3 and sized(Preprocess(), module).size == Preprocess.size:  # no size of its own
         yield "its pretrained_cfg names", (int(declared[1]), int(declared[2]))
-
-
-def _is_square(number: int) -> bool:
-    return number > 0 and math.isqrt(number) ** 2 == number

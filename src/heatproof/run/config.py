@@ -1,40 +1,144 @@
-"""A study as it is written: one TOML file, read into typed structs.
-
-    methods = ["gradcam", "lime(samples=200)"]
-    metrics = ["cscore", "auc", "insertion", "localise"]    (localise and structure are families of metrics)
-    [run]         seed, batch_size, targets, device, precision, threads, workers, inputs_per_pass, out, ...
-    [model]       spec, checkpoints, random_init, pretrained, num_classes, layer, head, thresholds, ...
-    [images]      kind, path, filters (limit, classes, single_object, box_share, ...), options of the kind
-    [preprocess]  size, resize, mean, std, interpolation, instead of the model's own
+"""A study as it is written: one TOML file, read into typed structs, and the metrics that it names.
 
 Paths are relative to the file. An unknown key or a wrong type is one sentence with the key's path. What is
-wrong only in combination (a metric that needs boxes, a layer the model lacks) is checked by checks.py.
-
-Files that a study or a command names are looked for before torch is imported, which takes long.
+wrong only in combination (a metric that needs boxes, a layer the model lacks) is checked by checks.py. Files
+that a study or a command names are looked for before torch is imported, which takes long.
 """
 
 from __future__ import annotations
 
 import glob
+import inspect
 import json
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
 
-from heatproof.errors import HeatproofError, InputError, ModelError, did_you_mean
+from heatproof.errors import HeatproofError, InputError, ModelError, UnknownNameError, did_you_mean
 from heatproof.models.names import KERAS_FILES, PRECISIONS, placed_spec
-from heatproof.registry import check_methods
-from heatproof.run.metrics import read_metrics
+from heatproof.registry import REPEATS, Metric, call_text, check_methods, check_options, metrics, parse_call
 
 if TYPE_CHECKING:
     from heatproof.images import Source
+
+OFFERED = frozenset({"maps", "labels", "probabilities", "boxes", "masks", "model", "images"})
+STORED = frozenset({"maps", "labels", "probabilities"})  # of all images of a checkpoint
+RESERVED = ("progress", "batch_size", "layer", "boxes", "masks", "targets", "seed", "logits",
+            "same_images", "changed_images", "then", "known")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MetricRequest:
+    """A metric with its options; `text` is its name in rows and units."""
+
+    text: str
+    entry: Metric
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def group(self) -> bool:
+        """Whether it is about all images of a checkpoint, or of its classes."""
+        return self.entry.level != "image"
+
+    @property
+    def runs_network(self) -> bool:
+        """Whether it is a checkpoint metric that runs the network on images it selects (ImagePool)."""
+        return self.group and "model" in self.entry.needs and self.entry.call is not None
+
+    @property
+    def every_class(self) -> bool:
+        """Whether it reads the stored probabilities of all classes."""
+        values = dict(self.options).values()
+        reads = self.group and "probabilities" in self.entry.needs and not self.entry.own_class
+        return reads or "adaptive" in values or "calibrated" in values
+
+    @property
+    def anchor(self) -> str:
+        """The checkpoint whose predictions it also reads; "" if none."""
+        return str(dict(self.options).get("anchor") or "")
+
+    @property
+    def per_method(self) -> bool:
+        """Whether there is a value for each method rather than one for the classifier."""
+        return not self.group or self.runs_network or "maps" in self.entry.needs
+
+    def named(self, part: str) -> str:
+        """The name of a further number of the same metric.
+
+        >>> read_metrics(["randomisation(depths=3)"])[0].named("ssim")
+        'randomisation_ssim(depths=3)'
+        """
+        return f"{self.entry.name}_{part}{self.text[len(self.entry.name) :]}"
+
+
+def read_metrics(texts: Sequence[str]) -> list[MetricRequest]:
+    """Requests in the order given, with families expanded and aliases replaced by registered names."""
+    requests: dict[str, MetricRequest] = {}
+    bundles: dict[str, list[Metric]] = {}  # in the order of their files
+    for entry in metrics.as_registered() if texts else ():
+        if entry.bundle:
+            bundles.setdefault(entry.bundle, []).append(entry)
+    for text in texts:
+        name, options = parse_call(text)
+        try:
+            entries = bundles.get(name) or [metrics.get(name)]
+        except UnknownNameError:
+            raise UnknownNameError("metric", name, [*metrics.names(), *bundles]) from None
+        for entry in entries:
+            _refuse(entry, options)
+            text = call_text(entry.name, options)
+            if text in requests:
+                raise InputError(f"metrics name {text} twice; leave one out")
+            requests[text] = MetricRequest(text, entry, tuple(options.items()))
+    return list(requests.values())
+
+
+def in_a_run(name: str) -> bool:
+    """Whether a study may name this metric without options."""
+    try:
+        return bool(read_metrics([name]))
+    except InputError:
+        return False
+
+
+def _refuse(entry: Metric, options: dict[str, Any]) -> None:
+    if reserved := [option for option in options if option in RESERVED]:
+        raise InputError(f"{entry.name}: {reserved[0]} is set by the run itself; leave it out")
+    check_options(entry, options)
+    if not isinstance(options.get("anchor", ""), str):
+        raise InputError(
+            f"{entry.name}: anchor is the name of a checkpoint, or 'first'; got {options['anchor']!r}"
+        )
+    refusal = f"a run cannot compute {entry.name}"
+    if entry.not_in_a_run:
+        raise InputError(f"{refusal}: {entry.not_in_a_run}")
+    if entry.compares_checkpoints:  # the run makes its pairs
+        return
+    if missing := sorted(set(entry.needs) - OFFERED):
+        raise InputError(f"{refusal}, which needs {', '.join(missing)}; call hp.metrics for it")
+    if MetricRequest(entry.name, entry).runs_network:
+        return
+    if entry.level != "image" and (missing := sorted(set(entry.needs) - STORED)):
+        raise InputError(
+            f"{refusal}: at level {entry.level!r} it has maps, labels and "
+            f"probabilities, but no {', '.join(missing)}; register the metric with level='image'"
+        )
+
+
+def repetitions(function: Callable[..., Any], options: dict[str, Any]) -> int:
+    """Number of passes that a method or metric repeats, from its options."""
+    defaults = {name: p.default for name, p in inspect.signature(function).parameters.items()}
+    counts = [(defaults | options).get(name) for name in REPEATS]
+    return max([n for n in counts if isinstance(n, int)], default=1)
+
 
 Count = Annotated[int, Meta(ge=1)]
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -70,12 +174,9 @@ class ModelTable(Struct, frozen=True, forbid_unknown_fields=True):
     allow_pickle: bool = False
     prefix: str | None = None  # of the names of weights, for checkpoints of several networks
     head: str | None = None  # what its output is, such as "multilabel"; default: determined automatically
-    thresholds: float | list[float] | dict[str, float] | None = (
-        None  # of a multi-label network: one for all labels, or one each
-    )
-    tolerance: float | None = (
-        None  # of a regression: change of a value that still counts as the same prediction
-    )
+    # Of a multi-label network: one for all labels, or one each.
+    thresholds: float | list[float] | dict[str, float] | None = None
+    tolerance: float | None = None  # of a regression: change of a value that is still the same prediction
     references: str | None = None  # of an embedding: a .npy file of vectors to be similar to
     options: dict[str, Any] = {}  # for the library's own builder
 
@@ -98,9 +199,7 @@ class ImagesTable(Struct, frozen=True, forbid_unknown_fields=True):
 class PreprocessTable(Struct, frozen=True, forbid_unknown_fields=True):
     """[preprocess]: replacements for parts of the model's own preprocessing."""
 
-    size: Annotated[list[Count], Meta(min_length=2, max_length=3)] | None = (
-        None  # with depth first of volumes
-    )
+    size: Annotated[list[Count], Meta(min_length=2, max_length=3)] | None = None  # volumes: depth first
     resize: int | list[int] | None = None  # not Count | tuple[Count, Count]: msgspec 0.22 crashes on that
     mean: list[float] | None = None
     std: list[float] | None = None
@@ -121,11 +220,8 @@ class Study(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 TABLES: dict[str, type[Struct]] = {
-    "run": RunTable,
-    "model": ModelTable,
-    "images": ImagesTable,
-    "preprocess": PreprocessTable,
-}
+    "run": RunTable, "model": ModelTable, "images": ImagesTable, "preprocess": PreprocessTable,
+}  # fmt: skip
 CHOICES = {
     "run.targets": ("label", "predicted"),
     "run.precision": PRECISIONS,
@@ -155,12 +251,9 @@ def read_study(path: str | Path) -> Study:
 
 def study_from(content: Mapping[str, Any]) -> Study:
     """Read a study from a dict of the same form."""
-    _refuse_unknown(content, Study, "")
-    for name, kind in TABLES.items():
-        table = content.get(name, {})
-        if not isinstance(table, Mapping):
+    for name in TABLES:
+        if not isinstance(content.get(name, {}), Mapping):
             raise InputError(f"{name} must be a table: write [{name}] and its keys below")
-        _refuse_unknown(table, kind, f"{name}.")
     try:
         study = msgspec.convert(dict(content), Study)
     except msgspec.ValidationError as error:
@@ -204,21 +297,6 @@ def toml(config: Mapping[str, Any]) -> str:
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
 
-def _refuse_unknown(table: Mapping[str, Any], kind: type[Struct], path: str) -> None:
-    known = [field.name for field in msgspec.structs.fields(kind)]
-    for key in table:
-        if key not in known:
-            elsewhere = [
-                f"{name}.{key}"
-                for name, other in TABLES.items()
-                if key in other.__struct_fields__ and path != f"{name}."
-            ]
-            if key in Study.__struct_fields__:
-                elsewhere.insert(0, f"{key} (before the first table)")
-            hint = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else did_you_mean(key, known)
-            raise InputError(f"unknown key {path}{key}; {hint}")
-
-
 def _plain(message: str) -> str:
     """Message of msgspec with the key first.
 
@@ -226,8 +304,16 @@ def _plain(message: str) -> str:
     'run.seed: expected int, got str'
     """
     what, _, where = message.replace("`", "").partition(" - at $.")
+    path = f"{where}." if where else ""
     if missing := re.fullmatch(r"Object missing required field (\w+)", what):
-        return f"the key {f'{where}.' if where else ''}{missing[1]} is missing"
+        return f"the key {path}{missing[1]} is missing"
+    if what.startswith("Object contains unknown field "):
+        key = what.removeprefix("Object contains unknown field ")
+        elsewhere = [f"{key} (before the first table)"] * (key in Study.__struct_fields__)
+        elsewhere += [f"{name}.{key}" for name, table in TABLES.items() if key in table.__struct_fields__]
+        known = TABLES.get(where, Study).__struct_fields__
+        hint = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else did_you_mean(key, known)
+        return f"unknown key {path}{key}; {hint}"
     what = what[0].lower() + what[1:]
     return f"{where.replace('[...]', '')}: {what}" if where else what
 
@@ -302,11 +388,8 @@ def open_images(table: ImagesTable, folder: Path) -> Source:
     options = dict(table.options)
     if isinstance(options.get("root"), str):
         options["root"] = folder / options["root"]
-    return open_source(
-        table.kind, path, limit=table.limit, classes=table.classes, single_object=table.single_object,
-        box_share=table.box_share, stratified=table.stratified, growing=table.growing,
-        seed=table.seed, **options,
-    )  # fmt: skip
+    filters = {k: v for k, v in msgspec.structs.asdict(table).items() if k not in ("kind", "path", "options")}
+    return open_source(table.kind, path, **filters, **options)
 
 
 @contextmanager

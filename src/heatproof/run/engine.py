@@ -1,4 +1,4 @@
-"""A run from start to end: open the study and its folder, plan, and let an engine compute the units.
+"""A run from start to end: open the study and its folder, plan, and let an engine compute or time the units.
 
 The numbers depend on neither engine, shards nor workers: a unit is one batch, decoded, explained and scored
 separately, with the number of torch threads the run began with. (On a CPU the order in which torch adds up
@@ -8,9 +8,11 @@ follows the number of threads, so it is part of the run; on a GPU, bits also dep
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,18 +20,20 @@ import numpy as np
 
 from heatproof.disk import valid_unicode
 from heatproof.errors import InputError, ModelError, StoreError, counted, did_you_mean
+from heatproof.images import Loaded, batches
 from heatproof.models.accel import Accelerator
+from heatproof.models.capture import capture
 from heatproof.models.load import best_device
 from heatproof.models.model import Model
-from heatproof.models.running import is_out_of_memory, usual_precision
+from heatproof.models.running import frozen_eval, is_out_of_memory, usual_precision
+from heatproof.registry import REPEATS, call_text, explainers, metrics, parse_call
 from heatproof.run.checks import check_accuracy, check_study, method_hashes
-from heatproof.run.plan import BY_MTIME, FREE, Origin, RunPlan, code_hashes, filled, growing, make_plan
+from heatproof.run.plan import BUILT_IN, FREE, Origin, PlannedUnit, code_hashes, filled, growing, make_plan
 from heatproof.run.process import fixed_threads, stop_on_signal, usual_threads
 from heatproof.run.profile import Profiler
-from heatproof.run.progress import Progress
-from heatproof.run.ray_engine import run_ray
+from heatproof.run.progress import Progress, spell
 from heatproof.run.study import ResolvedStudy, StudySource, open_study
-from heatproof.run.worker import PendingUnits, run_local
+from heatproof.run.worker import PendingUnits, Worker, run_local, run_ray
 from heatproof.show import Sheet
 from heatproof.store import Manifest, RunFolder
 from heatproof.store.folder import StopRequested
@@ -39,34 +43,27 @@ from heatproof.types import Maps, Score, Unit
 
 ENGINES = {"local": run_local, "ray": run_ray}
 MANY = 1000  # images whose hashing takes a while
+FEWEST, GROWTH = 4, 4  # repetitions to begin with, and the factor of the next trial
+CHEAP = 2.0  # seconds a trial may be expected to take
 Say = Callable[[str], object]
+Function = Callable[..., Any]
+Counts = dict[Function, int]  # repetitions by the function that makes them, which several metrics may share
 # What RunFolder.write_unit takes: a unit, its rows, its maps, and the images to store.
-UnitRows = (
-    tuple[Unit, Sequence[Score], Mapping[str, Maps]]
-    | tuple[Unit, Sequence[Score], Mapping[str, Maps], Mapping[str, np.ndarray | Sheet]]
-)
+_Rows = tuple[Unit, Sequence[Score], Mapping[str, Maps]]
+UnitRows = _Rows | tuple[*_Rows, Mapping[str, np.ndarray | Sheet]]
 
 
 @dataclass(frozen=True)
 class Result:
-    """The outcome of a run.
-
-    Args:
-        folder: its run folder.
-        units, done: of the whole run, and of them the finished ones.
-        computed: images that were computed in this call, once for each checkpoint.
-        broken: image and reason of every image that could not be read.
-        stopped: whether it was asked to stop.
-        seconds: of its units, in this call.
-    """
+    """The outcome of a run."""
 
     folder: RunFolder
-    units: int
-    done: int
-    computed: int
-    broken: list[dict[str, Any]]
-    stopped: bool = False
-    seconds: float = 0.0
+    units: int  # of the whole run
+    done: int  # of them the finished ones
+    computed: int  # images that were computed in this call, once for each checkpoint
+    broken: list[dict[str, Any]]  # image and reason of every image that could not be read
+    stopped: bool = False  # whether it was asked to stop
+    seconds: float = 0.0  # of its units, in this call
 
     @property
     def unanswered(self) -> int:
@@ -111,24 +108,17 @@ def prepare(
         say(opened.warning)
     if opened.study.preprocess.spacing is None and (warning := opened.source.warning):
         say(warning)
-    by_mtime = begun.pictures.startswith(BY_MTIME) if begun and begun.pictures else trust_mtime
+    by_mtime = begun.pictures.startswith(Origin.BY_MTIME) if begun and begun.pictures else trust_mtime
     if begun is None and len(opened.source) >= MANY and not by_mtime:
         say(f"reading {counted(len(opened.source), 'image')} to identify them by content")
     # Contents, not paths, identify images, so that a run can move to another machine.
     opened.origin = Origin.of(opened.source, path, by_mtime)
     manifest = Manifest.collect(
-        opened.config,
-        device=opened.device,
-        seed=opened.study.run.seed,
-        models=hashes,
-        data=opened.source.hash,
-        classes=list(opened.source.classes),
-        pictures=opened.origin.hash,
-        code=code_hashes(opened.study.model.spec, opened.folder),
-        brought=method_hashes(opened),
-        preprocess=opened.preprocess,
-        warnings=list(opened.warnings),
-    )
+        opened.config, device=opened.device, seed=opened.study.run.seed, models=hashes,
+        data=opened.source.hash, classes=opened.source.classes, pictures=opened.origin.hash,
+        code=code_hashes(opened.study.model.spec, opened.folder), brought=method_hashes(opened),
+        preprocess=opened.preprocess, warnings=opened.warnings,
+    )  # fmt: skip
     return Prepared(opened, manifest, path)
 
 
@@ -181,6 +171,7 @@ def run_study(
     with span("checking"):
         prepared = prepare(study, out, trust_mtime, progress.say, network, expect_accuracy)
     opened, pictures = prepared.opened, prepared.pictures
+    settings = opened.study.run
     if profiler:
         profiler.on(opened.device)
     folder = RunFolder.resume(
@@ -191,22 +182,25 @@ def run_study(
         opened.origin.remember(folder.path)
     # Of several processes that start a run together, the first to write run.json decides.
     begun = folder.manifest.config["run"].get("inputs_per_pass")
-    opened.set_inputs_per_pass(opened.study.run.inputs_per_pass or begun)
+    opened.set_inputs_per_pass(settings.inputs_per_pass or begun)
     plan = make_plan(folder.manifest, len(opened.source), pictures)
     if not folder.done():
         for line in opened.describe():
             progress.say(line)
-    hashes = {unit.hash for unit in plan.units}
-    superseded = superseded_units(folder, plan, pictures)
+    units = [unit.hash for unit in plan.units]
+    hashes = set(units)
+    superseded: set[str] = set()  # units over fewer images: of whole checkpoints, and the last short block
+    if 0 < (before := (folder.planned() or {}).get("images", 0)) < len(pictures):
+        superseded = {unit.hash for unit in make_plan(folder.manifest, before, pictures).units} - hashes
     # Recorded before any work: whether a run is complete is decided by the plan, not by what exists.
-    folder.plan([unit.hash for unit in plan.units], len(opened.source), plan.checkpoints(), superseded)
+    folder.plan(units, len(opened.source), plan.checkpoints(), superseded)
     stopped = False
     try:
         with (
             folder.lock(f"{shard[0]}/{shard[1]}"),
             stop_on_signal(progress.say_at_once) as stop,
             fixed_threads(opened.threads),
-            enough_memory(opened.study.run.batch_size),
+            enough_memory(settings.batch_size),
         ):
             done = folder.done()
             blocks = plan.shard(*shard)
@@ -214,8 +208,8 @@ def run_study(
             # A crash or a deleted file leaves units whose files are incomplete; they are computed again.
             drop_incomplete_units(folder, own | {unit.hash for unit in plan.groups}, progress.say)
             report_makers(folder, opened.device, progress.say)
-            left = [tuple(unit for unit in block if unit.hash not in done) for block in blocks]
-            left = [block for block in left if block]
+            parts = (tuple(unit for unit in block if unit.hash not in done) for block in blocks)
+            left = list(filter(None, parts))
             progress.start(sum(block[0].image_count for block in left), len(plan.units), len(done))
             try:
                 ENGINES[engine](PendingUnits(opened, folder, plan, left, progress, stop, fail_fast))
@@ -267,15 +261,6 @@ def compute_units(
         check_written(folder, set(units))
 
 
-def superseded_units(folder: RunFolder, plan: RunPlan, pictures: Sequence[tuple[str, str]]) -> set[str]:
-    """Units over fewer images than the run has now: of whole checkpoints, and the last short block."""
-    before = (folder.planned() or {}).get("images", 0)
-    if not 0 < before < len(pictures):
-        return set()
-    old = make_plan(folder.manifest, before, pictures)
-    return {unit.hash for unit in old.units} - {unit.hash for unit in plan.units}
-
-
 def check_written(folder: RunFolder, units: set[str]) -> None:
     """Raise StoreError if files of finished units, or the run folder itself, vanished during the run."""
     seals, done = folder.ledger.seals(), folder.done()
@@ -317,10 +302,10 @@ def report_makers(folder: RunFolder, device: str, say: Say) -> None:
     """Report units that were computed by other versions or on another device."""
     now = maker(device)
     for made in folder.makers():
-        other = {key: made[key] for key in now if made.get(key, now[key]) != now[key]}
+        other = [f"{key} {made[key]} (now {now[key]})" for key in now if made.get(key, now[key]) != now[key]]
         if other:
-            named = ", ".join(f"{key} {value} (now {now[key]})" for key, value in other.items())
-            say(f"{made['parts']} units were computed with {named}; numbers may differ in their last digits")
+            units = f"{made['parts']} units were computed with {', '.join(other)}"
+            say(f"{units}; numbers may differ in their last digits")
 
 
 @contextmanager
@@ -335,3 +320,206 @@ def enough_memory(batch_size: int) -> Iterator[None]:
             f"there is not enough memory for a batch of {batch_size} images; close other programs and run "
             "again, or start a new run folder with a smaller run.batch_size"
         ) from error
+
+
+def estimate(
+    prepared: Prepared, shard: tuple[int, int] = (0, 1), say: Say = lambda text: None
+) -> Iterator[tuple[str, str]]:
+    """Estimate the cost of a run before it starts, counted from the plan and timed on its first images.
+
+    Yields lines of a table: item and amount. say: called with a line about each trial.
+    """
+    manifest, done = prepared.manifest, set[str]()
+    if (prepared.path / "run.json").exists():
+        folder = RunFolder.open(prepared.path)
+        changes = filled(folder.manifest).changes(manifest, growing(manifest.config), FREE)
+        if refused := [change.sentence for change in changes if not change.addition]:
+            raise StoreError(f"{prepared.path} was started with other settings: {'; '.join(refused)}")
+        manifest = manifest.grown_from(folder.manifest) if changes else folder.manifest
+        done = folder.done()
+    source, study = prepared.opened.source, prepared.opened.study
+    plan = make_plan(manifest, len(source), prepared.pictures)
+    pending = [unit for block in plan.shard(*shard) for unit in block if unit.hash not in done]
+    groups = [unit for unit in plan.groups if unit.hash not in done]
+    classes = counted(len(source.classes), "class") if source.classes else "no classes"
+    yield "images", f"{len(source):,} ({study.images.kind}), {classes}"
+    yield "checkpoints", ", ".join(plan.checkpoints())
+    yield "methods", ", ".join(study.methods)
+    yield "metrics", ", ".join(request.text for request in prepared.opened.metrics) or "none"
+    yield "explained class", prepared.opened.targets
+    yield "network's output", prepared.opened.head_description
+    yield "run folder", str(prepared.path)
+    finished = sum(unit.hash in done for unit in plan.units)
+    yield "units", f"{plan.described(study.run.batch_size)}; {finished} done"
+    units = f"{counted(len(pending), 'unit')} in this shard"
+    yield "to do", f"{units}, then {len(groups)} about whole checkpoints"
+    if pending:
+        yield from _timed(Worker(prepared.opened, RunFolder(prepared.path, manifest)), pending, say)
+
+
+def outline(opened: ResolvedStudy) -> Iterator[tuple[str, str]]:
+    """Yield lines about a study without loading its model: item and amount."""
+    checkpoints = [checkpoint.name for checkpoint in opened.checkpoints]
+    plan = make_plan(Manifest(opened.config, models=dict.fromkeys(checkpoints, "")), len(opened.source))
+    yield "images", f"{len(opened.source):,}"
+    yield "checkpoints", f"{len(checkpoints)}: {', '.join(checkpoints)}"
+    yield "methods", ", ".join(opened.study.methods)
+    yield "metrics", ", ".join(opened.study.metrics)
+    yield "units", plan.described(opened.study.run.batch_size)
+
+
+def _timed(worker: Worker, pending: Sequence[PlannedUnit], say: Say) -> Iterator[tuple[str, str]]:
+    total, basis = Trial(), []
+    kinds: dict[tuple[str, ...], list[PlannedUnit]] = {}  # of all checkpoints, which cost the same
+    for unit in pending:
+        kinds.setdefault((unit.kind, *unit.methods, *unit.metrics), []).append(unit)
+    for units in kinds.values():
+        trials = Trials(worker, units[0], say)
+        if not trials.indices:
+            yield "estimated time", "unknown: the first images cannot be read"
+            return
+        total = total.plus(trials.per_image(), sum(unit.image_count for unit in units))
+        basis.append(trials.basis)
+    yield "forward passes", f"about {total.inputs:,.0f} inputs through the network"
+    yield "estimated time", f"about {spell(total.seconds)}, metrics over whole checkpoints not counted"
+    threads = counted(worker.opened.threads, "thread")
+    yield "timed on", f"{worker.opened.device}, {threads}: {'; '.join(basis)}"
+
+
+class Trial(NamedTuple):
+    """Time and inputs of a part of a unit."""
+
+    seconds: float = 0.0
+    inputs: float = 0.0
+
+    def plus(self, other: Trial, times: float = 1.0) -> Trial:
+        return Trial(self.seconds + times * other.seconds, self.inputs + times * other.inputs)
+
+
+class Trials:
+    """Parts of the first unit of a kind, computed as in a run, with fewer images and fewer repetitions.
+
+    Nothing is run at full length. Repeated passes (samples of LIME, steps of insertion) are cut down to a
+    few, and each is raised separately while that is cheap, on one image; then the number of images is. Time
+    and inputs are linear in all of these, so the last two points of each give the rest. Where everything is
+    cheap nothing is cut, and the numbers are those of a real unit.
+    """
+
+    def __init__(self, worker: Worker, unit: PlannedUnit, say: Say, cheap: float = CHEAP) -> None:
+        """cheap: seconds that a trial is allowed to take."""
+        self.unit, self.say, self.inputs, self.basis, self.cheap = unit, say, 0, "", cheap
+        self.worker, self.opened = replace(worker, passed=self._passed), worker.opened
+        images = range(*unit.images)
+        began = time.perf_counter()
+        tried = self._load(images, self.opened.study.run.workers)
+        good = set(tried.batch.ids)
+        if tried.failures and not good:
+            first = tried.failures[0]
+            raise InputError(f"no image that was tried can be used; of {first.id}: {first.reason}")
+        self.decoding = (time.perf_counter() - began) / len(images)
+        self.indices = [i for i in images if self.opened.source.samples[i].id in good]
+
+    def per_image(self, warm: bool = False) -> Trial:
+        """The cost of one image of the unit with all its repetitions, decoding included.
+
+        warm: do the first trial twice whatever it takes, where it may be the first of its kind.
+        """
+        full: Counts = {}
+        for text in (*(self.unit.methods if self.unit.kind == "explain" else ()), *self.unit.metrics):
+            for _, function, count in self._repeats(text):
+                full[function] = max(count, full.get(function, 1))
+        few = {function: min(FEWEST, count) for function, count in full.items()}
+        base = self._try(1, few)
+        if warm or base.seconds * GROWTH < self.cheap:
+            base = self._try(1, few)  # the first one warmed up
+        whole, reached = base, 1.0
+        passes = {explainers.get(parse_call(text)[0]).function for text in self.unit.methods}
+        for function, count in full.items():
+            leap = GROWTH if function in passes else 2  # a metric repeats its passes for every method
+
+            def raised(more: int, function: Function = function) -> Trial:
+                return self._try(1, few | {function: more})
+
+            last, all_of_it = self._grow(raised, few[function], base, count, leap)
+            more = all_of_it.plus(base, -1)
+            # Between two short trials a busy machine hides what the passes cost, but not that they cost.
+            long = last[1].seconds > self.cheap
+            least = more.inputs * base.seconds / base.inputs / 2 if long else 0.0
+            whole = whole.plus(more._replace(seconds=max(more.seconds, least)))
+            reached = min(reached, last[0] / count)
+        cheap, n = whole.seconds * GROWTH <= self.cheap, len(self.indices)
+        counts = full if cheap else few
+        begin = base if counts == few else self._try(1, full)
+        last, all_of_it = self._grow(lambda images: self._try(images, counts), 1, begin, n)
+        each = Trial(self.decoding).plus(all_of_it, 1 / n)
+        self.basis = counted(last[0], "image")
+        if not cheap:
+            each = each.plus(whole).plus(base, -1)
+            passes_of_it = "all" if reached == 1 else f"{reached:.1%} or more"
+            self.basis += f", and 1 with {passes_of_it} of its repeated passes"
+        return each
+
+    def _grow(
+        self, run: Callable[[int], Trial], start: int, first: Trial, end: int, leap: int = 2
+    ) -> tuple[tuple[int, Trial], Trial]:
+        """The last trial that was made, with its place, and what the last two extrapolate to at `end`.
+
+        A second trial follows the first, a leap away if that was costly, and more while the next looks cheap.
+        """
+        before = last = start, first
+        while last[0] < end:
+            costly = last[1].seconds * GROWTH > self.cheap
+            if costly and last is not before:
+                break
+            place = min(end, last[0] * (leap if costly else GROWTH))
+            before, last = last, (place, run(place))
+        steps = (end - last[0]) / (last[0] - before[0]) if last is not before else 0.0
+        slope = last[1].plus(before[1], -1)
+        return last, last[1].plus(slope._replace(seconds=max(0.0, slope.seconds)), steps)  # a fall is noise
+
+    def _try(self, images: int, counts: Counts) -> Trial:
+        """Time this many images with this many repetitions, without decoding."""
+        unit, loaded = self.unit, self._load(self.indices[:images], 0)
+        methods = unit.methods if unit.kind == "score" else self._cut(unit.methods, counts)
+        cut = replace(unit, methods=methods, metrics=self._cut(unit.metrics, counts))
+        self.inputs, began = 0, time.perf_counter()
+        with fixed_threads(self.opened.threads):
+            self.worker.compute(cut, loaded)
+        trial = Trial(time.perf_counter() - began, self.inputs)
+        passed = f"{counted(images, 'image')}, {counted(self.inputs, 'input')} through the network"
+        self.say(f"timed {passed}: {trial.seconds:.1f} s")
+        return trial
+
+    def _load(self, indices: Sequence[int], workers: int | None) -> Loaded:
+        preprocess = self.opened.model(self.unit.checkpoint).preprocess
+        return next(iter(batches(self.opened.source, preprocess, len(indices), indices, workers)))
+
+    def _passed(self, count: int) -> None:
+        self.inputs += count
+
+    def _repeats(self, text: str) -> list[tuple[str, Function, int]]:
+        """Options of a method or metric that set the number of passes, and their values."""
+        name, options = parse_call(text)
+        if name in BUILT_IN:
+            return []
+        entry = (explainers if text in self.unit.methods else metrics).get(name)
+        values = {option: (entry.options | options).get(option) for option in REPEATS}
+        counts = {option: self.channels if value == "all" else value for option, value in values.items()}
+        return [(option, entry.function, n) for option, n in counts.items() if isinstance(n, int)]
+
+    def _cut(self, texts: Sequence[str], counts: Counts) -> tuple[str, ...]:
+        cut = []
+        for text in texts:
+            name, options = parse_call(text)
+            less = {o: counts[f] for o, f, count in self._repeats(text) if counts[f] < count}
+            cut.append(call_text(name, options | less) if less else text)
+        return tuple(cut)
+
+    @cached_property
+    def channels(self) -> int:
+        """Channels of the layer: the number of repetitions for "all"."""
+        model = self.opened.model(self.unit.checkpoint)
+        needs, layer = frozenset({"activations"}), self.opened.study.model.layer
+        with frozen_eval(model.module):
+            trace = capture(model, model.preprocess.blank, None, needs, layer)
+        return int(trace.activation.shape[1])

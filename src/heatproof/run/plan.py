@@ -1,15 +1,9 @@
 """The units of a run, from its manifest alone, and the origin of each: what its rows are computed from.
 
-The units of a block share a checkpoint and decoded images, as many as a batch:
-
-    explain   one pass for all new methods: their maps, the predictions, image-level metrics
-    score     metrics that were added later, from the stored maps of earlier methods
-
-When all blocks of a checkpoint are done, its group units follow (C-Score, AUC, ...), from the store alone.
-
-A run may grow: the manifest records the settings it grew from, and each stage adds units for what is new, so
-no finished unit is computed again. Units depend on neither shards nor engines; blocks are assigned to shards
-by their number modulo n.
+The units of a block share a checkpoint and decoded images, as many as a batch. When all blocks of a
+checkpoint are done, its group units follow (C-Score, AUC, ...), from the store alone. A run may grow: the
+manifest records the settings it grew from, and each stage adds units for what is new, so no finished unit is
+computed again. Units depend on neither shards nor engines.
 
 The hash of a unit covers weights, images, the code of a FILE.py factory and settings, so files computed from
 something else are never mistaken for it, even if run.json was lost. Settings that may grow or change
@@ -21,30 +15,35 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from heatproof.errors import InputError, StoreError
+import numpy as np
+
+from heatproof.disk import valid_unicode
+from heatproof.errors import InputError, StoreError, UnknownNameError, counted
+from heatproof.images.findings import THRESHOLD, entry_id, finding_limits, finding_name
 from heatproof.images.source import Hashes, files_of, identify
+from heatproof.metrics.gold import FIRST
 from heatproof.models.names import placed_spec
 from heatproof.rows import Unit
-from heatproof.run.config import as_config, study_from
-from heatproof.run.metrics import MetricRequest, read_metrics
-from heatproof.run.predictions import anchor_of
+from heatproof.run.config import MetricRequest, as_config, read_metrics, study_from
 from heatproof.store import Manifest
-from heatproof.store.ledger import read_record, write_record
+from heatproof.store.ledger import hash_of, read_record, write_record
 
 if TYPE_CHECKING:
     from heatproof.images import Loaded, Source
+    from heatproof.store import RunFolder
 
 ANSWERS = ("probability", "predicted")  # of the classifier, in the first unit of every block
 PER_MAP = ("degenerate",)  # in every unit that makes maps
+BUILT_IN = (*ANSWERS, *PER_MAP)  # that no registered metric makes
 NO_EVIDENCE = "the map is blank: nothing at the layer speaks for the explained class"
 DEAD_LAYER = "the map is blank: the layer is dead, its activations are the same at every place"
 MEMORY = "hashes.json"
-BY_MTIME = "mtime:"
 ADDED = ("methods", "metrics", "checkpoints")
 # Settings that may change: no number depends on them, or the hashes of weights and images cover them.
 FREE = (
@@ -54,20 +53,88 @@ FREE = (
 
 
 @dataclass(frozen=True)
-class PlannedUnit(Unit):
-    """A unit and how it is computed.
+class StoredPredictions:
+    """Predictions of the images that could be read, in the source's order; no label is -1."""
 
-    Args:
-        kind: see above.
-        beside: of a group: methods that were there before, for metrics that compare methods.
-        among: of a group that compares checkpoints: all of them, the last one last.
-        after: of a group: other checkpoints whose predictions it reads.
+    ids: tuple[str, ...]
+    labels: np.ndarray  # "b"; multi-label: "b k" bool
+    probabilities: np.ndarray  # "b k"; zero where a class's probability was not kept
+    complete: bool  # every class's was
+    findings: tuple[str, ...] = ()  # multi-label: names of the labels
+    limits: tuple[float, ...] | None = None  # multi-label: threshold of each label
+
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """Index of each map's image, by the map's id, in the source's order."""
+        if self.limits is None:
+            return {name: i for i, name in enumerate(self.ids)}
+        named = [[valid_unicode(entry_id(name, finding)) for finding in self.findings] for name in self.ids]
+        return {name: i for i, names in enumerate(named) for name in names}
+
+
+def read_predictions(
+    folder: RunFolder, checkpoint: str, ids: Sequence[str] | None = None, model: str | None = None
+) -> StoredPredictions:
+    """Read the predictions of a checkpoint.
+
+    ids: all images as the store writes them, in the order of the result; default: by name.
     """
+    rows = folder.scores().columns(
+        "select image, coalesce(label, -1) as label, explained, value from scores "
+        "where checkpoint = ? and model = coalesce(?, model) and metric = 'probability' and not isnan(value)",
+        [valid_unicode(checkpoint), model],
+    )
+    seen = set(rows["image"])
+    known = tuple(sorted(seen) if ids is None else (name for name in ids if name in seen))
+    place = {name: i for i, name in enumerate(known)}
+    at = np.array([place[name] for name in rows["image"]], dtype=np.int64)
+    classes, labels = (rows[name].astype(np.int64) for name in ("explained", "label"))
+    table = np.zeros((len(known), max(2, classes.max(initial=-1) + 1)))
+    table[at, classes] = rows["value"].astype(np.float64)
+    complete = len(classes) == table.size
+    if folder.manifest.is_multilabel:
+        truth = np.zeros(table.shape, dtype=bool)
+        truth[at, classes] = labels == classes
+        names = tuple(finding_name(folder.manifest.classes, c) for c in range(table.shape[1]))
+        limits = stored_limits(folder.manifest, len(names))
+        return StoredPredictions(known, truth, table, complete, names, limits)
+    own = np.full(len(known), -1)
+    own[at] = labels
+    return StoredPredictions(known, own, table, complete)
+
+
+def anchor_of(name: str, checkpoints: Sequence[str]) -> str:
+    """The checkpoint that an anchor name refers to."""
+    if name != FIRST and name not in checkpoints:
+        raise UnknownNameError("checkpoint to anchor gold lists to", name, [FIRST, *checkpoints])
+    return checkpoints[0] if name == FIRST else name
+
+
+def anchor_probabilities(
+    folder: RunFolder, anchor: str, ids: Sequence[str], model: str | None = None
+) -> np.ndarray:
+    """Array "b k": probabilities of these images at an anchor; zeros for images that could not be read."""
+    stored = read_predictions(folder, anchor_of(anchor, list(folder.manifest.models)), ids, model)
+    place = {name: i for i, name in enumerate(ids)}
+    probabilities = np.zeros((len(ids), stored.probabilities.shape[1]))
+    probabilities[[place[name] for name in stored.ids]] = stored.probabilities
+    return probabilities
+
+
+def stored_limits(manifest: Manifest, findings: int) -> tuple[float, ...]:
+    """The threshold of each label."""
+    limits = manifest.config.get("model", {}).get("thresholds")
+    return finding_limits(THRESHOLD if limits is None else limits, findings)
+
+
+@dataclass(frozen=True)
+class PlannedUnit(Unit):
+    """A unit and how it is computed: new methods in one pass, later metrics of stored maps, or a group."""
 
     kind: Literal["explain", "score", "group"] = "explain"
-    beside: tuple[str, ...] = ()
-    among: tuple[str, ...] = ()
-    after: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()  # of a group: earlier methods, for metrics that compare methods
+    among: tuple[str, ...] = ()  # of a group that compares checkpoints: all of them, the last one last
+    after: tuple[str, ...] = ()  # of a group: other checkpoints whose predictions it reads
 
     @property
     def has_predictions(self) -> bool:
@@ -88,6 +155,10 @@ class RunPlan(NamedTuple):
     def units(self) -> list[PlannedUnit]:
         return [*(unit for block in self.blocks for unit in block), *self.groups]
 
+    def described(self, batch_size: int) -> str:
+        groups = f", {len(self.groups)} about whole checkpoints" if self.groups else ""
+        return f"{sum(map(len, self.blocks)):,} of up to {counted(batch_size, 'image')}{groups}"
+
     def checkpoints(self) -> list[str]:
         return list(dict.fromkeys(block[0].checkpoint for block in self.blocks))
 
@@ -107,23 +178,24 @@ def make_plan(manifest: Manifest, images: int, pictures: Sequence[tuple[str, str
     stages = [*manifest.earlier, {"config": manifest.config, "models": manifest.models}]
     batch, names = int(manifest.config["run"]["batch_size"]), tuple(manifest.models)
     ranges = [(start, min(start + batch, images)) for start in range(0, images, batch)]
-    origin = unit_origin(manifest, pictures)
+    # The first settings, so that hashes of finished units stay valid when the run grows.
+    first = manifest.earlier[0]["config"] if manifest.earlier else manifest.config
+    shared = [manifest.format, _settings(first), manifest.code, list(manifest.classes)]
 
     def placed(unit: PlannedUnit, span: tuple[int, int]) -> PlannedUnit:
         read = unit.among or tuple(dict.fromkeys([unit.checkpoint, *unit.after]))
-        return replace(unit, images=span, seed=manifest.seed, origin=origin(read, span))
+        own = [[manifest.models[name] for name in read], [mark for _, mark in pictures[slice(*span)]]]
+        origin = hash_of(json.dumps([*shared, *own], sort_keys=True))[:16] if pictures else ""
+        return replace(unit, images=span, seed=manifest.seed, origin=origin)
 
     templates = {name: list(_templates(name, stages, names)) for name in names}
-    blocks = [
-        tuple(placed(unit, span) for unit in templates[name] if unit.kind != "group")
-        for name in names
-        for span in ranges
-    ]
+    of_blocks = {name: [unit for unit in templates[name] if unit.kind != "group"] for name in names}
+    blocks = [tuple(placed(unit, span) for unit in of_blocks[name]) for name in names for span in ranges]
     groups = [unit for name in names for unit in templates[name] if unit.kind == "group"]
     requests = [r for r in read_metrics(manifest.config["metrics"]) if r.entry.compares_checkpoints]
     for request in requests if len(names) > 1 else ():  # another last checkpoint makes new units
-        methods = manifest.config["methods"]
-        groups += [_group(names[-1], (method,), (request.text,), among=names) for method in methods]
+        template = PlannedUnit(names[-1], (0, 0), (), (request.text,), kind="group", among=names)
+        groups += [replace(template, methods=(method,)) for method in manifest.config["methods"]]
     return RunPlan(tuple(blocks), tuple(placed(unit, (0, images)) for unit in groups))
 
 
@@ -148,28 +220,20 @@ def _templates(
             yield PlannedUnit(checkpoint, (0, 0), old, texts, kind="score")
         # Metrics that compare methods need the earlier ones too, but only pairs with a new one are rows.
         if new and (texts := _texts(requests, per_method=True)):
-            yield _group(checkpoint, new, texts, beside=old, after=after)
+            yield PlannedUnit(checkpoint, (0, 0), new, texts, kind="group", beside=old, after=after)
         if old and (texts := _texts(added, per_method=True)):
-            yield _group(checkpoint, old, texts, after=after)
+            yield PlannedUnit(checkpoint, (0, 0), old, texts, kind="group", after=after)
         if texts := _texts(added, per_method=False):
-            yield _group(checkpoint, (), texts, after=after)
+            yield PlannedUnit(checkpoint, (0, 0), (), texts, kind="group", after=after)
         old += new
         known |= {request.text for request in added}
-
-
-def _group(checkpoint: str, methods: tuple[str, ...], metrics: tuple[str, ...], **how: Any) -> PlannedUnit:
-    return PlannedUnit(checkpoint, (0, 0), methods, metrics, kind="group", **how)
 
 
 def _texts(
     requests: Sequence[MetricRequest], group: bool = True, per_method: bool | None = None
 ) -> tuple[str, ...]:
-    return tuple(
-        request.text
-        for request in requests
-        if request.group == group and not request.entry.compares_checkpoints
-        and per_method in (None, request.per_method)
-    )  # fmt: skip
+    wanted = [r for r in requests if r.group == group and not r.entry.compares_checkpoints]
+    return tuple(request.text for request in wanted if per_method in (None, request.per_method))
 
 
 def read_shard(text: str) -> tuple[int, int]:
@@ -188,6 +252,7 @@ def read_shard(text: str) -> tuple[int, int]:
 class Origin:
     """Identities of the images of a run when it was opened."""
 
+    BY_MTIME = "mtime:"  # how the hash of images begins whose files were not read
     pictures: list[tuple[str, str]]  # id, identity
     hashes: Hashes = field(default_factory=Hashes)
     known: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # hashes of files in the run folder
@@ -204,8 +269,8 @@ class Origin:
 
     @property
     def hash(self) -> str:
-        text = hashlib.sha256(json.dumps(self.pictures).encode()).hexdigest()[:16]
-        return f"{BY_MTIME}{text}" if self.hashes.by_mtime else text
+        text = hash_of(json.dumps(self.pictures))[:16]
+        return f"{self.BY_MTIME}{text}" if self.hashes.by_mtime else text
 
     def remember(self, run: Path) -> None:
         if self.hashes.known != self.known:
@@ -275,23 +340,6 @@ def _imported_files(file: Path, root: Path) -> Iterator[Path]:
             for known in (*(p.with_suffix(".py") for p in places), *(p / "__init__.py" for p in packages)):
                 if known.is_file() and known.resolve().is_relative_to(root):
                     yield known.resolve()
-
-
-def unit_origin(
-    manifest: Manifest, pictures: Sequence[tuple[str, str]]
-) -> Callable[[Sequence[str], tuple[int, int]], str]:
-    """The origin of a unit over some checkpoints and images; '' without images."""
-    if not pictures:
-        return lambda checkpoints, span: ""
-    # The first settings, so that hashes of finished units stay valid when the run grows.
-    first = manifest.earlier[0]["config"] if manifest.earlier else manifest.config
-    shared = [manifest.format, _settings(first), manifest.code, list(manifest.classes)]
-
-    def origin(checkpoints: Sequence[str], span: tuple[int, int]) -> str:
-        own = [[manifest.models[name] for name in checkpoints], [mark for _, mark in pictures[slice(*span)]]]
-        return hashlib.sha256(json.dumps([*shared, *own], sort_keys=True).encode()).hexdigest()[:16]
-
-    return origin
 
 
 def _settings(config: Any, path: str = "") -> Any:

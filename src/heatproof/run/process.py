@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from types import FrameType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -40,39 +40,33 @@ def fixed_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-class WriteQueue:
+class WriteQueue(ThreadPoolExecutor):
     """Call functions in order in one thread; an error is raised in the caller at the next call.
 
     Leaving the context waits for all of them, also after an error, so that computed units are written.
     """
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="heatproof-write")
+        super().__init__(1, thread_name_prefix="heatproof-write")
         self._pending: deque[Future[None]] = deque()
-
-    def __enter__(self) -> WriteQueue:
-        return self
 
     def do(self, function: Callable[[], None]) -> None:
         # A bounded queue: if the disk is slower than the network, computed units must not fill the memory.
-        self._wait(WAITING_UNITS - 1)
-        self._pending.append(self._pool.submit(function))
+        self.finish(WAITING_UNITS - 1)
+        self._pending.append(self.submit(function))
 
-    def finish(self) -> None:
-        """Wait until the queue is empty."""
-        self._wait(0)
-
-    def _wait(self, left: int) -> None:
+    def finish(self, left: int = 0) -> None:
+        """Wait until at most this many calls are left in the queue."""
         with span("waiting", "writing"):
             while len(self._pending) > left:
                 self._pending.popleft().result()
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         try:
             if error is None:
                 self.finish()
         finally:
-            self._pool.shutdown(wait=True)
+            self.shutdown(wait=True)
 
 
 def prefetched(

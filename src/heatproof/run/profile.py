@@ -16,7 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,9 @@ class StageTime:
     idle: float = 0.0  # of a GPU while the main thread was here
 
 
+_COUNTED = [field.name for field in fields(StageTime)][3:]
+
+
 @dataclass(frozen=True)
 class Profile:
     """Times of a recording, in all and by stage."""
@@ -56,17 +59,8 @@ class Profile:
     device: str
     wall: float
     stages: tuple[StageTime, ...]  # of the main thread, longest first, then those of the others
+    total: StageTime  # the main thread's stages together
     busy: float | None  # share of the time after the first unit in which a GPU computed; None on a CPU
-
-    @property
-    def total(self) -> StageTime:
-        """The main thread's stages together."""
-        own = [stage for stage in self.stages if not stage.beside]
-        sums = {name: sum(getattr(stage, name) for stage in own) for name in _COUNTED}
-        return StageTime("all", "", False, **sums)
-
-
-_COUNTED = [field.name for field in fields(StageTime) if field.name not in ("stage", "what", "beside")]
 
 
 @contextmanager
@@ -91,56 +85,36 @@ class Profiler:
 
     def summary(self) -> Profile:
         recorded, wall = self.recorded, self.recorded.ended * NS
-        own = _stages(
-            [span for span in recorded.spans if span.thread == recorded.main], recorded.device, False
-        )
-        others = _stages([s for s in recorded.spans if s.thread != recorded.main], recorded.device, True)
-        if self.kernels:
-            own = [replace(stage, idle=idle) for stage, idle in zip(own, self._idle(own), strict=True)]
+        worked = covered(self.kernels) if self.kernels else None
+        parts: list[list[Span]] = [[], []]  # of the main thread, and of others
+        for span in recorded.spans:
+            parts[span.thread != recorded.main].append(span)
+        own, others = (_stages(spans, recorded.device, k > 0, worked) for k, spans in enumerate(parts))
         rest = max(0.0, wall - sum(stage.seconds for stage in own))
         own.append(StageTime(BETWEEN, "", False, 0, 0, 0, rest, 0.0, rest, 0.0))
+        total = StageTime("all", "", False, *(sum(getattr(s, name) for s in own) for name in _COUNTED))
         ordered = [sorted(stages, key=lambda stage: -stage.seconds) for stages in (own, others)]
-        return Profile(recorded.device, wall, (*ordered[0], *ordered[1]), self._busy())
-
-    def _busy(self) -> float | None:
-        units = [span.end for span in self.recorded.spans if span.name == FRAME]
-        if not self.kernels or not units:
-            return None
-        begin, end = min(units), max(stop for _, stop in self.kernels)
-        worked = covered(self.kernels)
-        return (worked(end) - worked(begin)) / (end - begin) if end > begin else None
-
-    def _idle(self, stages: Sequence[StageTime]) -> list[float]:
-        """Seconds of each stage of the main thread in which the GPU was idle."""
-        worked = covered(self.kernels)
-        idle = dict.fromkeys(((stage.stage, stage.what) for stage in stages), 0.0)
-        for span in self.recorded.spans:
-            is_stage = (span.name, span.what) == span.stage
-            if span.thread == self.recorded.main and is_stage and span.stage in idle:
-                idle[span.stage] += (span.ns - worked(span.end) + worked(span.start)) * NS
-        return list(idle.values())
+        units, busy = [span.end for span in recorded.spans if span.name == FRAME], None
+        if worked and units:
+            begin, end = min(units), max(stop for _, stop in self.kernels)
+            busy = (worked(end) - worked(begin)) / (end - begin) if end > begin else None
+        return Profile(recorded.device, wall, (*ordered[0], *ordered[1]), total, busy)
 
     def write(self, folder: Path, name: str = "profile") -> Path:
         """NAME.json and NAME.csv, the table, and NAME.trace.json for trace viewers; the path of the last."""
         place, profile = folder / FOLDER, self.summary()
-        totals = {
-            "device": profile.device, "wall": profile.wall, "busy": profile.busy, **asdict(profile.total),
-        }  # fmt: skip
+        totals = {"device": profile.device, "wall": profile.wall, "busy": profile.busy}
         stages = [asdict(stage) for stage in profile.stages]
         table = io.StringIO()
         writer = csv.DictWriter(table, [field.name for field in fields(StageTime)], lineterminator="\n")
         writer.writeheader()
         writer.writerows({k: csv_cell(v) for k, v in stage.items()} for stage in stages)
-        whole = {"all": totals, "stages": stages}
-        trace = place / f"{name}.trace.json"
-        write_whole(
-            {
-                place / f"{name}.csv": table.getvalue(),
-                place / f"{name}.json": json.dumps(whole, indent=1) + "\n",
-                trace: json.dumps({"traceEvents": list(self._events()), "displayTimeUnit": "ms"}),
-            }
-        )
-        return trace
+        whole = {"all": totals | asdict(profile.total), "stages": stages}
+        timeline = {"traceEvents": list(self._events()), "displayTimeUnit": "ms"}
+        texts = {".json": json.dumps(whole, indent=1) + "\n", ".trace.json": json.dumps(timeline)}
+        texts[".csv"] = table.getvalue()
+        write_whole({place / f"{name}{suffix}": text for suffix, text in texts.items()})
+        return place / f"{name}.trace.json"
 
     def _events(self) -> Iterator[dict[str, Any]]:
         """Complete events of Chrome's trace format, in microseconds, by thread."""
@@ -156,7 +130,10 @@ class Profiler:
             yield event | ({"args": {"inputs": span.inputs}} if span.inputs else {})
 
 
-def _stages(spans: Sequence[Span], device: str, beside: bool) -> list[StageTime]:
+def _stages(
+    spans: Sequence[Span], device: str, beside: bool, worked: Callable[[int], int] | None
+) -> list[StageTime]:
+    """One line per stage. worked: see `covered`, of the kernels of a GPU."""
     sums: dict[tuple[str, str], dict[str, Any]] = {}
     for span in spans:
         if span.name == FRAME:
@@ -165,6 +142,8 @@ def _stages(spans: Sequence[Span], device: str, beside: bool) -> list[StageTime]
         if (span.name, span.what) == span.stage:
             line["calls"] += 1
             line["seconds"] += span.ns * NS
+            if worked and not beside:
+                line["idle"] += (span.ns - worked(span.end) + worked(span.start)) * NS
         if span.name == PASSES[0]:
             line["passes"] += 1
             line["inputs"] += span.inputs

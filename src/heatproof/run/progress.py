@@ -110,7 +110,7 @@ class Progress:
 
     def _show(self) -> None:
         if self._bar is not None:
-            self._bar.move(self.so_far, f"{self._inputs}{self._left}")
+            self._bar.move(self.so_far, self._detail())
 
     @property
     def so_far(self) -> float:
@@ -118,21 +118,15 @@ class Progress:
         in_hand = (self._passed - self._before) * self.images / self._before if self._before else 0.0
         return min(self.images + in_hand, self.total_images)
 
-    @property
-    def _inputs(self) -> str:
-        return f"{self._passed:,} inputs, " if self._passed else ""
-
-    @property
-    def _left(self) -> str:
-        if not self.images:
-            return "time left unknown"
-        return f"{spell(self.seconds * (self.total_images / self.so_far - 1))} left"
+    def _detail(self, spent: str = "") -> str:
+        inputs, left = f"{self._passed:,} inputs, " if self._passed else "", "time left unknown"
+        if self.images:
+            left = f"{spell(self.seconds * (self.total_images / self.so_far - 1))} left"
+        return f"{inputs}{spent}{left}"
 
     def line(self) -> str:
-        return (
-            f"{self.so_far:.0f}/{self.total_images} images, {self.units}/{self.total_units} units, "
-            f"{self._inputs}{spell(self.seconds)}, {self._left}"
-        )
+        counts = f"{self.so_far:.0f}/{self.total_images} images, {self.units}/{self.total_units} units"
+        return f"{counts}, {self._detail(f'{spell(self.seconds)}, ')}"
 
     def say(self, text: str) -> None:
         """Print a line, unless it was printed before, as in repeated steps of an audit."""
@@ -150,15 +144,12 @@ class Progress:
             self._bar.close()
             self._bar = None
         if self.images:
-            self.say(f"{counted(self.images, 'image')} in {spell(self.seconds)}, {self.rate:.1f} images/s")
+            rate = self.images / max(self.seconds, 1e-9)
+            self.say(f"{counted(self.images, 'image')} in {spell(self.seconds)}, {rate:.1f} images/s")
 
     @property
     def seconds(self) -> float:
         return time.perf_counter() - self._began
-
-    @property
-    def rate(self) -> float:
-        return self.images / max(self.seconds, 1e-9)
 
 
 def spell(seconds: float) -> str:

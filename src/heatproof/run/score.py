@@ -3,51 +3,40 @@
 Metrics read maps as the store returns them (half precision, see store/maps.py), also in the unit that
 computes the maps: a metric that is added later then gets the same number to the last bit.
 
-Rows beside the metrics, each about one image:
-    image         NaN with the reason, for an image that could not be read; it has no other row
-    probability   of class `explained`: every class up to 100 of them, else the true and the predicted one;
-                  multi-label: of every label, which `label` repeats where the image has it
-    predicted     the predicted class; NaN with the reason where the model's output is NaN;
-                  multi-label: one for each label that reaches its threshold, else -1 and a sentence
-    value         of a head without classes (models/heads.py): the explained scalar, such as a regression's
-                  value, a similarity, the sum of logits in a region, a box's score; `probability` where the
-                  head has one, `predicted` the number of the value, reference or class
-    degenerate    1 where the map is constant, else 0; for each method, so its mean is the share of such maps.
-                  For maps that are read from a layer, the reason says which of the two a constant one means:
-                  no positive evidence for the explained class, or a layer that is the same everywhere
-    map_passes    inputs that the map took, and
-    map_error     the standard error of its strongest fifth as a share of that part's height above the map's
-                  mean: both for methods that draw, such as rise and lime
-    insertion_at_0 .. insertion_at_100, deletion_at_...   the curve behind an area, by per cent of the pixels;
-                  where its points were chosen as it went, insertion_points, how many of both curves' were
-                  visited, and insertion_error, how far the area may be off
-
-Multi-label rows about maps have the image IMAGE#LABEL: every label of an image is a row of its own.
+The rows of a unit of images are followed by those of group units: about all images of a checkpoint, and about
+several checkpoints, from the stored maps and predictions. docs/runs.md lists them all.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from heatproof.errors import InputError
+from heatproof.disk import valid_unicode
+from heatproof.errors import HeatproofError, InputError
 from heatproof.explain.api import is_stored
 from heatproof.explain.masking import uncertainty
 from heatproof.images import Failure
 from heatproof.metrics.kit import Cause, PerImage, blanked, finite
-from heatproof.metrics.scene import BatchContext
+from heatproof.metrics.results import PerClass
+from heatproof.metrics.scene import BatchContext, CheckpointContext, ImagePool
+from heatproof.metrics.similarity import REASONS
+from heatproof.metrics.stability import checkpoint_pairs
+from heatproof.metrics.stats import mean_interval
 from heatproof.models import predicted, probabilities
 from heatproof.models.dense_heads import Dense
 from heatproof.models.model import Model
 from heatproof.registry import explainers, parse_call
-from heatproof.run.metrics import MetricRequest, read_metrics
-from heatproof.run.plan import ANSWERS, DEAD_LAYER, NO_EVIDENCE, PER_MAP
+from heatproof.run import plan
+from heatproof.run.config import MetricRequest, read_metrics
 from heatproof.run.study import ALL_CLASSES_UP_TO
+from heatproof.store import MapStore, RunFolder
 from heatproof.store.maps import halved, restored
 from heatproof.timeline import span
 from heatproof.types import Batch, Maps, Score
@@ -60,16 +49,18 @@ TOO_FEW = "too few draws to say how far the map may be off"
 NONE_ABOVE = "no finding reaches its threshold"
 NONE_PREDICTED = -1.0
 READ = "the method's maps are read from files, and this metric runs the method again"
+NO_IMAGE = "no image of this checkpoint could be used"
+NO_COMMON_IMAGE = "no image has a map of every method"
+NO_STORED_MAP = "no map of this method could be stored"
+NO_PAIR = "no image has a map at both checkpoints"
+PART = 256  # images compared at a time, so that memory does not grow with the run
+Cell = tuple[int | None, str, float, str]  # label, metric, value, reason
 
 
 def as_stored(maps: Maps) -> Maps:
     """The maps as the store returns them."""
-
-    def round_trip(values: Tensor) -> Tensor:
-        return restored(*halved(values))
-
-    signed = None if maps.signed_values is None else round_trip(maps.signed_values)
-    return replace(maps, values=round_trip(maps.values), signed_values=signed)
+    signed = None if maps.signed_values is None else restored(*halved(maps.signed_values))
+    return replace(maps, values=restored(*halved(maps.values)), signed_values=signed)
 
 
 def only_finite(maps: Maps) -> Maps:
@@ -102,7 +93,7 @@ def measure(
     # One NaN map must not fail the batch: it is scored as a blank map, and its values become NaN at the end.
     bad = {method: ~finite(maps) for method, maps in context.maps.items()}
     context = replace(context, maps={method: blanked(maps) for method, maps in context.maps.items()})
-    requests = read_metrics([text for text in metrics if text not in (*ANSWERS, *PER_MAP)])
+    requests = read_metrics([text for text in metrics if text not in plan.BUILT_IN])
     # Boxes and masks are in CPU memory, so metrics that do not run the network are computed there.
     if any("model" not in request.entry.needs for request in requests):
         on_host = replace(context, maps={method: maps.to("cpu") for method, maps in context.maps.items()})
@@ -114,8 +105,8 @@ def measure(
             with span("metric", request.entry.bundle or request.text):
                 computed[key] = compute(request, context if "model" in request.entry.needs else on_host)
     results: list[MetricResults] = []  # read back after all calls, so that the GPU queue never runs empty
-    if PER_MAP[0] in metrics:
-        with span("metric", PER_MAP[0]):
+    if plan.PER_MAP[0] in metrics:
+        with span("metric", plan.PER_MAP[0]):
             results += [part for method, maps in context.maps.items() for part in _map_results(method, maps)]
     fetched = {key: {m: _on_host(scores) for m, scores in own.items()} for key, own in computed.items()}
     results += [
@@ -142,7 +133,10 @@ def compute(request: MetricRequest, context: BatchContext) -> Mapping[str, PerIm
     if len(methods) < len(context.maps):
         own = replace(context, maps={method: context.maps[method] for method in methods})
         scores = compute(request, own) if methods else {}
-        return {m: scores.get(m) or _not_runnable(request, len(maps)) for m, maps in context.maps.items()}
+        count = len(context.batch.ids)
+        nothing = dict.fromkeys(entry.parts or (entry.name,), torch.full((count,), torch.nan))
+        read = PerImage(nothing, [Cause(READ, torch.ones(count, dtype=torch.bool))])
+        return {method: scores.get(method, read) for method in context.maps}
     if entry.call:
         called: Mapping[str, PerImage] = entry.call(entry.function, context, options)
         return called
@@ -168,12 +162,6 @@ def runnable(request: MetricRequest, methods: Sequence[str]) -> list[str]:
     return [m for m in methods if not (request.entry.reruns and is_stored(m))]
 
 
-def _not_runnable(request: MetricRequest, count: int) -> PerImage:
-    parts = tuple(request.entry.parts) or (request.entry.name,)
-    nothing = torch.full((count,), torch.nan)
-    return PerImage(dict.fromkeys(parts, nothing), [Cause(READ, torch.ones(count, dtype=torch.bool))])
-
-
 def _on_host(scores: PerImage) -> PerImage:
     if all(values.is_cpu for values in scores.values()):
         return scores
@@ -191,27 +179,24 @@ def _map_results(method: str, maps: Maps) -> Iterator[MetricResults]:
         nothing = (maps.values <= 0).flatten(1).all(1).tolist()
         for i, dead in enumerate(maps.dead.tolist()):
             if blank[i]:
-                reasons[i] = DEAD_LAYER if dead else NO_EVIDENCE if nothing[i] and relu else ""
-    yield MetricResults(method, PER_MAP[0], list(map(float, blank)), reasons)
+                reasons[i] = plan.DEAD_LAYER if dead else plan.NO_EVIDENCE if nothing[i] and relu else ""
+    yield MetricResults(method, plan.PER_MAP[0], list(map(float, blank)), reasons)
     if maps.error is not None and maps.passes is not None:
-        error = uncertainty(maps.values, maps.error.to(maps.values)).double().tolist()
-        known = [math.isfinite(value) for value in error]
         yield MetricResults(method, "map_passes", maps.passes.double().tolist(), [""] * len(blank))
-        values = [value if ok else math.nan for value, ok in zip(error, known, strict=True)]
-        yield MetricResults(method, "map_error", values, ["" if ok else TOO_FEW for ok in known])
+        errors = uncertainty(maps.values, maps.error.to(maps.values)).double().tolist()
+        values = [value if math.isfinite(value) else math.nan for value in errors]
+        yield MetricResults(method, "map_error", values, [TOO_FEW * math.isnan(v) for v in values])
 
 
 def _parts(request: MetricRequest, scores: Iterable[str]) -> Iterator[tuple[str, str]]:
     """The request's own number among those its function returns, or all of them, under longer names."""
     own = next((name for name in (request.entry.name, *request.entry.aliases) if name in scores), None)
+    prefix = f"{own}_" if own else ""
     if own:
         yield request.text, own
-        for part in scores:  # the curve behind an area, and how well it is known
-            if part.startswith(tuple(f"{own}_{end}" for end in ("at_", "error", "points"))):
-                yield request.named(part.removeprefix(f"{own}_")), part
-    else:
-        for part in scores:
-            yield request.named(part), part
+    for part in scores:  # beside an own number, the curve behind an area, and how well it is known
+        if not own or part.startswith((f"{prefix}at_", f"{prefix}error", f"{prefix}points")):
+            yield request.named(part.removeprefix(prefix)), part
 
 
 class HeadOutput(NamedTuple):
@@ -306,3 +291,203 @@ def labels_of(batch: Batch) -> list[int | None]:
     if batch.labels is None:
         return [None] * len(batch.ids)
     return [None if label < 0 else label for label in batch.labels.tolist()]
+
+
+def group_rows(
+    folder: RunFolder, unit: plan.PlannedUnit, ids: Sequence[str], model: str, device: str = "cpu",
+    image_pool: Callable[[], ImagePool] | None = None,
+) -> list[Score]:  # fmt: skip
+    """The rows of a group unit.
+
+    Args:
+        ids: of all images, in the source's order.
+        model: its name in the rows.
+        device: where pairs of maps are compared.
+        image_pool: for metrics that run the network.
+    """
+    if unit.among:
+        return list(_checkpoint_comparison(folder, unit, model, device))
+    predictions = plan.read_predictions(folder, unit.checkpoint, tuple(map(valid_unicode, ids)))
+    group = _StoredGroup(folder, unit, predictions, folder.maps(), device, image_pool)
+    rows, requests = RowMaker(model, unit.checkpoint), read_metrics(unit.metrics)
+    return [rows.about(method, *cell) for request in requests for method, cell in group.cells(request)]
+
+
+def _checkpoint_comparison(
+    folder: RunFolder, unit: plan.PlannedUnit, model: str, device: str
+) -> Iterator[Score]:
+    """Rows of a metric that compares each checkpoint with the last one, on the images that both have."""
+    (method,), (request,), maps = unit.methods, read_metrics(unit.metrics), folder.maps()
+    *earlier, last = unit.among
+    options, at_last = dict(request.options), RowMaker(model, last)
+
+    def both(checkpoint: str, names: Sequence[str]) -> list[Maps]:
+        return [maps.read(c, method, names).to(device) for c in (checkpoint, last)]
+
+    shared = {checkpoint: maps.shared([(checkpoint, method), (last, method)]) for checkpoint in earlier}
+    if "labels" in request.entry.needs:  # at each earlier checkpoint, from the images' classes
+        predictions = plan.read_predictions(folder, last)
+        for checkpoint, names in shared.items():
+            rows = RowMaker(model, checkpoint)
+            names = [name for name in names if name in predictions.places]
+            if not names:
+                yield rows.about(method, None, request.text, math.nan, NO_PAIR)
+                continue
+            pair = both(checkpoint, names)
+            labels = pair[1].explained.cpu()
+            if predictions.limits is None:
+                labels = torch.from_numpy(predictions.labels[[predictions.places[name] for name in names]])
+            result = request.entry.function(*pair, labels, **options)
+            yield from (rows.about(method, *cell) for cell in cells(request, result))
+        return
+    ssims: list[float] = []
+    is_same: list[bool] = []
+    for checkpoint, names in shared.items():
+        before = len(ssims)
+        for start in range(0, len(names), PART):
+            first, second = both(checkpoint, names[start : start + PART])
+            pairs = checkpoint_pairs(first, second)
+            ssims += pairs.ssim.tolist()
+            is_same += pairs.same.tolist()
+        defined = [value for value in ssims[before:] if not math.isnan(value)]
+        value = float(np.mean(defined)) if defined else math.nan
+        reason = NO_PAIR if not names else "" if defined else f"on every image {REASONS[1]}"
+        yield RowMaker(model, checkpoint).about(method, None, f"cose_to({last})", value, reason)
+    same, values = np.array(is_same, bool), np.array(ssims, np.float64)
+    images = np.array([name for names in shared.values() for name in names], dtype=object)
+    of_pairs = values[same], values[~same], images[same], images[~same]
+    result = request.entry.function(*of_pairs, seed=unit.seed, **options)
+    yield from (at_last.about(method, *cell) for cell in cells(request, result))
+
+
+@dataclass(frozen=True)
+class _StoredGroup:
+    """Stored maps and predictions that the metrics of a group unit read."""
+
+    folder: RunFolder
+    unit: plan.PlannedUnit
+    predictions: plan.StoredPredictions
+    maps: MapStore
+    device: str
+    image_pool: Callable[[], ImagePool] | None = None
+
+    def cells(self, request: MetricRequest) -> Iterator[tuple[str, Cell]]:
+        """By method: the numbers of a metric, or NaN with the reason."""
+        ids = self.predictions.ids
+        if ids and request.entry.pairs:
+            yield from self._pairs(request)
+        elif ids and request.runs_network:
+            yield from self._run(request)
+        else:
+            for method in self.unit.methods or ("",):
+                names = self._stored(method) if method and ids else []
+                if not ids or (method and not names):
+                    yield method, (None, request.text, math.nan, NO_STORED_MAP if ids else NO_IMAGE)
+                    continue
+                maps = self.maps.read(self.unit.checkpoint, method, names) if names else None
+                yield from ((method, cell) for cell in cells(request, self._call(request, maps)))
+
+    def _call(self, request: MetricRequest, maps: Maps | None) -> Any:
+        """The metric's result, by the entry's `call` or by its function with arguments by name."""
+        entry, options, stored = request.entry, dict(request.options), self.predictions
+        is_multilabel = stored.limits is not None
+        if is_multilabel and maps is not None:  # of labels that the images have
+            rows = [stored.places[name] for name in maps.ids]
+            maps = maps.take(torch.from_numpy(stored.labels[rows, maps.explained.cpu().numpy()]))
+        chosen = list(range(len(stored.ids))) if maps is None else [stored.places[name] for name in maps.ids]
+        every = torch.from_numpy(stored.labels), torch.from_numpy(stored.probabilities)
+        labels, probabilities = (table[chosen] for table in every)
+        if is_multilabel and maps is not None:
+            labels = maps.explained.cpu()
+        if entry.call:
+
+            def at(anchor: str) -> Tensor:
+                """Probabilities of these images at another checkpoint."""
+                return torch.from_numpy(plan.anchor_probabilities(self.folder, anchor, stored.ids)[chosen])
+
+            on_device, tables = (
+                None if maps is None else maps.to(self.device),
+                every if is_multilabel else None,
+            )
+            context = CheckpointContext(
+                on_device, labels, probabilities, self.unit.seed, at, stored.limits, tables, chosen
+            )
+            return entry.call(entry.function, context, options)
+        offered = {"maps": maps, "labels": labels, "probabilities": probabilities}
+        return entry.function(**{name: offered[name] for name in entry.needs}, **options)
+
+    def _run(self, request: MetricRequest) -> Iterator[tuple[str, Cell]]:
+        """Run a metric that needs the network, for all methods at once; NaN if the images do not suffice."""
+        assert self.image_pool is not None and request.entry.call is not None
+        by_method: dict[str, PerImage] = {}
+        why = ""
+        methods = runnable(request, self.unit.methods)
+        try:
+            if methods:
+                pool = replace(self.image_pool(), methods=tuple(methods))
+                by_method = request.entry.call(request.entry.function, pool, dict(request.options))
+        except HeatproofError as error:
+            why = str(error)
+        for method in self.unit.methods:
+            scores = by_method.get(method, PerImage({part: torch.empty(0) for part in request.entry.parts}))
+            reason = why if method in methods else READ
+            for part, values in scores.items():  # the mean of each part, its number and its interval
+                defined = values[~values.isnan()].double().numpy()
+                value = float(defined.mean()) if len(defined) else math.nan
+                why_not = reason or next(filter(None, scores.reasons(part)), NOT_DEFINED)
+                yield method, (None, request.named(part), value, "" if len(defined) else why_not)
+                yield method, (None, request.named(f"{part}_n"), float(len(defined)), "")
+                for end, bound in zip(("low", "high"), mean_interval(defined), strict=True):
+                    unknown = "there is no interval" * math.isnan(bound)
+                    yield method, (None, request.named(f"{part}_{end}"), bound, unknown)
+
+    def _pairs(self, request: MetricRequest) -> Iterator[tuple[str, Cell]]:
+        """Pairs of methods in which at least one is the unit's own."""
+        names = (*self.unit.beside, *self.unit.methods)
+        pairs = [(a, b) for k, b in enumerate(names) for a in names[:k] if b in self.unit.methods]
+        if not pairs:
+            yield names[0], (None, request.text, math.nan, "a single method agrees with nobody")
+            return
+        stored = [set(self._stored(name)) for name in names]
+        shared = [name for name in self.predictions.places if all(name in ids for ids in stored)]
+        if not shared:
+            for a, b in pairs:
+                yield f"{a} ~ {b}", (None, request.text, math.nan, NO_COMMON_IMAGE)
+            return
+        maps = {m: self.maps.read(self.unit.checkpoint, m, shared).to(self.device) for m in names}
+        result = request.entry.function(maps, **dict(request.options))
+        for a, b in pairs:
+            for kind in request.entry.parts:
+                value = getattr(result, kind)[a, b]
+                reason = "on every image one of the two maps is constant" if math.isnan(value) else ""
+                yield f"{a} ~ {b}", (None, request.named(kind), value, reason)
+
+    def _stored(self, method: str) -> list[str]:
+        """Images with a stored map of a method, in the source's order."""
+        names = list(self.predictions.places)
+        known = self.maps.known(self.unit.checkpoint, method, names)
+        return [name for name, is_known in zip(names, known, strict=True) if is_known]
+
+
+def cells(request: MetricRequest, result: Any) -> Iterator[Cell]:
+    """The numbers of a metric's result with their labels; label None for all classes together."""
+    if isinstance(result, PerClass):
+        for label, score in [(None, result), *result.classes.items()]:
+            if not isinstance(score, PerClass):
+                reason = (result.reason or "no image of this class, or none beside it") * math.isnan(score)
+                yield label, request.text, score, reason
+                continue
+            yield label, request.text, score.value, score.reason or NOT_DEFINED * math.isnan(score.value)
+            for part, value in score.parts.items():
+                if isinstance(value, float):
+                    reason = (score.reason or "there is no interval") * math.isnan(value)
+                    yield label, request.named(part), value, reason
+    else:
+        by_class = request.entry.level == "class"
+        try:
+            values = dict(result) if by_class else {None: result}
+            numbers = [(None if c is None else int(c), float(value)) for c, value in values.items()]
+        except (TypeError, ValueError) as error:
+            wanted = "a number for each class, such as {0: 0.5, 1: 0.7}" if by_class else "one number"
+            raise InputError(f"{request.entry.name} must return {wanted}; got {result!r:.60}") from error
+        yield from ((label, request.text, value, NOT_DEFINED * math.isnan(value)) for label, value in numbers)

@@ -1,22 +1,25 @@
-"""The computation of units, and the engine that runs them in this process."""
+"""The computation of units, and the engines that run them: in this process, or on a Ray cluster."""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import uuid
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from heatproof.disk import valid_unicode
-from heatproof.errors import InputError
+from heatproof.errors import HeatproofError, InputError, ModelError, need
 from heatproof.explain.api import begin_ahead, is_stored, read_methods, shared_pass
 from heatproof.explain.floors import is_floor
 from heatproof.images import Loaded, batches
@@ -29,11 +32,18 @@ from heatproof.models.accel import Accelerator
 from heatproof.models.heads import Multilabel
 from heatproof.models.queue import all_logits, bind_targets
 from heatproof.rows import of_prediction
-from heatproof.run.group import group_rows
 from heatproof.run.plan import Block, PlannedUnit, RunPlan
-from heatproof.run.process import WriteQueue, prefetched
+from heatproof.run.process import WriteQueue, fixed_threads, prefetched
 from heatproof.run.progress import Progress
-from heatproof.run.score import HeadOutput, MetricResults, RowMaker, as_stored, measure, only_finite
+from heatproof.run.score import (
+    HeadOutput,
+    MetricResults,
+    RowMaker,
+    as_stored,
+    group_rows,
+    measure,
+    only_finite,
+)
 from heatproof.run.study import ResolvedStudy
 from heatproof.show import Sheet, hottest, middle, pixels
 from heatproof.store import MapStore, RunFolder
@@ -43,6 +53,10 @@ from heatproof.types import Batch, Maps, Score, Unit, per_map, size_of
 
 PAUSES = 0.5, 2.0  # seconds before an image that could not be read is tried again
 FRUITLESS = 3  # pauses in a row that helped nothing; then there are no more
+RETRIES = 5  # of a Ray task whose worker died; an error in the task itself is not tried again
+WAIT = 0.5  # seconds between looks at Ctrl-C
+
+_workers: dict[str, Worker] = {}  # of a Ray process, by run: a model stays loaded from task to task
 
 
 @dataclass(frozen=True)
@@ -66,23 +80,24 @@ class Computed:
 
 @dataclass
 class Worker:
-    """Computes units and writes them. One per process.
-
-    Args:
-        opened: the study.
-        folder: its run folder.
-        passed: called with the number of inputs after each pass.
-        fruitless: pauses in a row after which no more images could be read.
-    """
+    """Computes units and writes them. One per process."""
 
     opened: ResolvedStudy
     folder: RunFolder
-    passed: Callable[[int], object] | None = None
-    fruitless: int = 0
+    passed: Callable[[int], object] | None = None  # called with the number of inputs after each pass
+    fruitless: int = 0  # pauses in a row after which no more images could be read
 
     @cached_property
     def stored(self) -> MapStore:
         return self.folder.maps()  # which reads each index once
+
+    def load(
+        self, checkpoint: str, indices: Sequence[int], fail_fast: bool = False
+    ) -> Generator[Loaded, None, None]:
+        """Decode images for a checkpoint, batch by batch."""
+        source, settings = self.opened.source, self.opened.study.run
+        preprocess, size = self.opened.model(checkpoint).preprocess, settings.batch_size
+        return batches(source, preprocess, size, indices, settings.workers, fail_fast)
 
     def run(self, block: Block, loaded: Loaded, writing: WriteQueue) -> None:
         """Compute the units of a block on its decoded images; rows and files are made in the write queue."""
@@ -116,11 +131,9 @@ class Worker:
         with span("rows"):
             scores = [row for part in parts for row in self._rows(unit, part)]
             maps = _joined([part.maps for part in parts])
-            pictures: dict[str, np.ndarray | Sheet] | None = None
-            if self.opened.study.run.pictures and unit.has_predictions:
-                pictures = {}
-                for part in parts:
-                    pictures |= self.pictures(unit, part.explained_batch, maps)
+            pictures: dict[str, np.ndarray | Sheet] = {}
+            for part in parts if self.opened.study.run.pictures and unit.has_predictions else ():
+                pictures |= self.pictures(unit, part.explained_batch, maps)
         with span("writing"):
             others = _joined([part.prediction_maps for part in parts])
             maps |= {of_prediction(method): own for method, own in others.items()}
@@ -146,10 +159,7 @@ class Worker:
         return loaded
 
     def pictures(self, unit: Unit, batch: Batch, maps: Mapping[str, Maps]) -> dict[str, np.ndarray | Sheet]:
-        """Images as the model sees them, 8 bits, those that are not stored yet.
-
-        Of volumes, the planes with most heat in the mean of these maps.
-        """
+        """Images as the model sees them, 8 bits, those that are not stored yet; of volumes, three planes."""
         missing = set(self.folder.unstored(batch.ids))
         rows = [i for i, name in enumerate(batch.ids) if name in missing]
         if not rows:
@@ -158,7 +168,11 @@ class Worker:
         names = [batch.ids[i] for i in rows]
         if images.ndim == 4:
             return dict(zip(names, pixels(images, preprocess), strict=True))
-        planes = [hottest_planes(maps, name, size_of(images)) for name in names]
+        planes = []  # with the largest sums in the mean of the maps, without floors; else the middle
+        for name in names:
+            of = [own for method, own in maps.items() if name in own.ids and not is_floor(method)]
+            heat = [own.take([own.ids.index(name)]).upsample()[0] for own in of]
+            planes.append(hottest(torch.stack(heat).mean(0)) if heat else middle(size_of(images)))
         return dict(zip(names, map(Sheet, pixels(images, preprocess, planes), planes), strict=True))
 
     def seen(self, unit: Unit, batch: Batch) -> SeenImages | None:
@@ -238,7 +252,7 @@ class Worker:
     def _explain(
         self, model: Model, batch: Batch, methods: Sequence[str], targets: Tensor | None, seed: int
     ) -> tuple[dict[str, Maps], Tensor]:
-        """What hp.explain returns, and the logits "b k" of the same pass."""
+        """Returns what hp.explain returns, and the logits "b k" of the same pass."""
         maps, logits = shared_pass(
             model, model.check_images(batch.images), read_methods(methods), ids=batch.ids, targets=targets,
             layer=self.opened.study.model.layer, seed=seed, progress=self.passed,
@@ -280,8 +294,7 @@ class Worker:
 
     def image_pool(self, unit: Unit) -> ImagePool:
         """The network of a checkpoint, and images to run it on; those that cannot be read are left out."""
-        study, source = self.opened.study, self.opened.source
-        model = self.opened.model(unit.checkpoint)
+        source = self.opened.source
 
         def pictures(count: int) -> Batch:
             single = [i for i, s in enumerate(source.samples) if s.findings is None or len(s.findings) == 1]
@@ -289,26 +302,22 @@ class Worker:
                 raise InputError("no picture has exactly one finding, so none is of one class alone")
             own = [next(iter(source.samples[i].stated), None) for i in single]
             chosen = [single[k] for k in draw(own, count, unit.seed)]
-            loading = batches(source, model.preprocess, study.run.batch_size, chosen, study.run.workers)
-            parts = [loaded.batch for loaded in loading if loaded.batch.ids]
-            known = [
-                part.labels if part.findings is None else part.findings.long().argmax(1)
-                for part in parts
-                if self.opened.targets == "label"
-            ]
-            labels = [own for own in known if own is not None]
+            parts = [loaded.batch for loaded in self.load(unit.checkpoint, chosen) if loaded.batch.ids]
+            known = [p.labels if p.findings is None else p.findings.long().argmax(1) for p in parts]
+            labels = [own for own in known if own is not None and self.opened.targets == "label"]
             ids = tuple(name for part in parts for name in part.ids)
             images = torch.cat([part.images for part in parts])
             return Batch(ids, images, torch.cat(labels) if labels else None)
 
+        model, layer = self.opened.model(unit.checkpoint), self.opened.study.model.layer
         passes = {"seed": unit.seed, "progress": self.passed}
-        return ImagePool(model, unit.methods, pictures, study.model.layer, passes)
+        return ImagePool(model, unit.methods, pictures, layer, passes)
 
     def group(self, unit: PlannedUnit) -> None:
         """Compute and write a unit about all images of a checkpoint, or about several checkpoints."""
-        ids = tuple(sample.id for sample in self.opened.source.samples)
-        name, device = self.opened.model_name, self.opened.device
-        rows = group_rows(self.folder, unit, ids, name, device, partial(self.image_pool, unit))
+        opened, pool = self.opened, partial(self.image_pool, unit)
+        ids = tuple(sample.id for sample in opened.source.samples)
+        rows = group_rows(self.folder, unit, ids, opened.model_name, opened.device, pool)
         self.folder.write_unit(unit, rows)
 
 
@@ -317,13 +326,6 @@ def _joined(parts: Sequence[Mapping[str, Maps]]) -> dict[str, Maps]:
     methods = dict.fromkeys(method for part in parts for method in part)
     own = {method: [part[method].to("cpu") for part in parts if method in part] for method in methods}
     return {method: only_finite(Maps.concatenate(maps)) for method, maps in own.items()}
-
-
-def hottest_planes(maps: Mapping[str, Maps], name: str, size: tuple[int, ...]) -> tuple[int, ...]:
-    """Planes of a volume with the largest sums in the mean of its maps without floors; else the middle."""
-    of = [own for method, own in maps.items() if name in own.ids and not is_floor(method)]
-    heat = [own.take([own.ids.index(name)]).upsample()[0] for own in of]
-    return hottest(torch.stack(heat).mean(0)) if heat else middle(size)
 
 
 class PendingUnits(NamedTuple):
@@ -340,12 +342,11 @@ class PendingUnits(NamedTuple):
     def ready_groups(self) -> list[PlannedUnit]:
         """Group units whose blocks are all done, by any process."""
         done = self.folder.done()
-        return [
-            unit
-            for unit in self.plan.groups
-            if unit.hash not in done
-            and all(self.plan.hashes(of) <= done for of in unit.among or (unit.checkpoint, *unit.after))
-        ]
+
+        def is_ready(unit: PlannedUnit) -> bool:
+            return all(self.plan.hashes(of) <= done for of in unit.among or (unit.checkpoint, *unit.after))
+
+        return [unit for unit in self.plan.groups if unit.hash not in done and is_ready(unit)]
 
 
 def run_local(pending: PendingUnits) -> None:
@@ -359,11 +360,9 @@ def run_local(pending: PendingUnits) -> None:
 
 
 def _run_checkpoint(worker: Worker, pending: PendingUnits, checkpoint: str, blocks: Sequence[Block]) -> None:
-    opened, settings = pending.opened, pending.opened.study.run
     # Every block but the last of a checkpoint is a full batch, so loader batches and blocks coincide.
     indices = [i for block in blocks for i in range(*block[0].images)]
-    size, threads, ready = settings.batch_size, settings.workers, opened.model(checkpoint).preprocess
-    loading = batches(opened.source, ready, size, indices, threads, pending.fail_fast)
+    loading = worker.load(checkpoint, indices, pending.fail_fast)
     decoded = prefetched(loading, partial(worker.begin, blocks[0][0]))
     with closing(decoded), WriteQueue() as writing:
         for block, loaded in zip(blocks, decoded, strict=True):
@@ -371,7 +370,7 @@ def _run_checkpoint(worker: Worker, pending: PendingUnits, checkpoint: str, bloc
                 raise StopRequested
             worker.run(block, loaded, writing)
             pending.progress.advance(block[0].image_count, len(block))
-    for sentence in Accelerator(opened.model(checkpoint)).describe():
+    for sentence in Accelerator(worker.opened.model(checkpoint)).describe():
         pending.progress.say(f"checkpoint {checkpoint}: {sentence}")
 
 
@@ -384,3 +383,94 @@ def _run_groups(worker: Worker, pending: PendingUnits) -> None:
         with span("group", metrics):
             worker.group(unit)
         pending.progress.advance(0, 1)
+
+
+def run_ray(pending: PendingUnits) -> None:
+    """Compute all blocks on a Ray cluster, then the group units of checkpoints that are complete.
+
+    Each block is a Ray task; the worker that runs it writes its units, whole or not at all, so a worker that
+    dies loses only the unit in hand, which Ray runs again. A cluster is joined where RAY_ADDRESS names one,
+    else started on this machine for the length of the run. All nodes must see the run folder, the images and
+    the checkpoints under the same paths.
+    """
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    ray = need("ray", "ray")
+    started = not ray.is_initialized()
+    if started:
+        ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False)
+    try:
+        _drive(ray, pending)
+    finally:
+        if started:
+            ray.shutdown()
+
+
+def _drive(ray: Any, pending: PendingUnits) -> None:
+    gpus = 1 if pending.opened.device.startswith("cuda") else 0
+    most = max(node["Resources"].get("CPU", 1) for node in ray.nodes() if node["Alive"])
+    cpus = min(pending.opened.threads, most)
+    remote = ray.remote(max_retries=RETRIES, num_cpus=cpus, num_gpus=gpus)(run_remote).remote
+    shared = ray.put(pending.opened), str(pending.folder.path.resolve()), uuid.uuid4().hex, pending.fail_fast
+    # A bounded number of tasks in flight, so that Ctrl-C waits for few and a large run needs little memory.
+    window = 2 * max(1, int(ray.cluster_resources().get("CPU", 1) // cpus))
+    blocks = deque(pending.blocks)
+    flying: dict[Any, tuple[int, int]] = {}  # images and units by reference
+    sent: set[str] = set()  # hashes of group units
+
+    def send_groups() -> None:
+        for unit in [] if pending.stop.is_set() else pending.ready_groups():
+            if unit.hash not in sent:
+                sent.add(unit.hash)
+                flying[remote((unit,), *shared)] = 0, 1
+
+    def send_blocks() -> None:
+        while blocks and len(flying) < window and not pending.stop.is_set():
+            block = blocks.popleft()
+            flying[remote(block, *shared)] = block[0].image_count, len(block)
+
+    send_groups()
+    send_blocks()
+    while flying:
+        finished, _ = ray.wait(list(flying), num_returns=1, timeout=WAIT)
+        for reference in finished:
+            images, units = flying.pop(reference)
+            try:
+                problem = ray.get(reference)
+            except ray.exceptions.RayTaskError:
+                raise  # a bug: show its traceback
+            except ray.exceptions.RayError as error:
+                times = f"{RETRIES + 1} times on one unit ({str(error).strip().splitlines()[0]})"
+                raise ModelError(f"a Ray worker died {times}; see Ray's logs, then run again") from error
+            if problem is not None:
+                raise InputError(problem)
+            pending.progress.advance(images, units)
+        if finished:
+            send_blocks()
+            if not any(images for images, _ in flying.values()) or not blocks:
+                send_groups()
+    if pending.stop.is_set():
+        raise StopRequested
+
+
+def run_remote(block: Block, opened: ResolvedStudy, path: str, run: str, fail_fast: bool) -> str | None:
+    """Compute the missing units of a block, or a group unit, in a Ray worker.
+
+    Returns the message of an error, since not every exception can be pickled.
+    """
+    if run not in _workers:  # a Ray process outlives a run, and the next may have other settings
+        _workers.clear()
+        _workers[run] = Worker(opened, RunFolder.open(path))
+    worker = _workers[run]
+    try:
+        with fixed_threads(worker.opened.threads):
+            if block[0].kind == "group":
+                worker.group(block[0])
+                return None
+            done = worker.folder.done()
+            left = tuple(unit for unit in block if unit.hash not in done)
+            with WriteQueue() as writing:
+                for loaded in worker.load(block[0].checkpoint, range(*block[0].images), fail_fast):
+                    worker.run(left, loaded, writing)
+    except HeatproofError as error:
+        return str(error)
+    return None

@@ -7,7 +7,7 @@
     maps/...               see maps.py
     pictures/NAME.png|jpg  the images as the model saw them, NAME from the hash of the image's id
     seals/UNIT.json        checksums of the unit's files, written last: then the unit is done (see ledger.py)
-    locks/                 which processes write (see lease.py)
+    locks/                 which processes write (see ledger.py)
 
 Every file is whole or absent, so a resume depends only on which seals exist. Several processes may write
 different units at the same time, and the same unit twice does no harm: the bytes are equal.
@@ -15,41 +15,27 @@ different units at the same time, and the same unit twice does no harm: the byte
 
 from __future__ import annotations
 
-import hashlib
-import io
-import math
-import re
+import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from glob import escape
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
-from PIL import Image
-from PIL.PngImagePlugin import PngInfo
 
-from heatproof.disk import Content, clear_failure, valid_unicode, write_whole
+from heatproof.disk import Content, clear_failure, digest, valid_unicode, write_whole
 from heatproof.errors import HeatproofError, StoreError
 from heatproof.rows import Score, Unit
 from heatproof.show import Sheet
-from heatproof.store.lease import Lease, Leftovers, claim, claims, turn, writing
-from heatproof.store.ledger import (
-    Ledger,
-    Seal,
-    check_file,
-    damaged,
-    known_record,
-    plain,
-    refuse_links,
-    remove,
-    write_record,
-)  # fmt: skip
-from heatproof.store.manifest import GROWING, Change, Manifest, maker
-from heatproof.store.maps import MapStore, shard_files
+from heatproof.store import ledger
+from heatproof.store.ledger import Lease, Ledger, Seal
+from heatproof.store.manifest import GROWING, Change, LaterFormatError, Manifest, maker
+from heatproof.store.maps import MapStore, PictureStore, save, shard_files
 from heatproof.store.scores import Scores, write_part
 
 if TYPE_CHECKING:
@@ -67,13 +53,6 @@ IMAGES = """
                  count(distinct checkpoint) filter (metric = 'predicted') as answers
           from scores where metric in ('image', 'predicted') group by image)
 """
-FEW_COLOURS = 256  # images with at most so many (codes, drawings) are stored as PNG, the others as JPEG
-QUALITY = 90
-MOST_BYTES, MOST_PIXELS = 1 << 26, 1 << 26
-NO_PICTURE = (
-    OSError, ValueError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning,
-)  # fmt: skip
-PLANES = re.compile(r"planes (\d{1,6}(?: \d{1,6}){2})")
 Identity = Sequence[tuple[str, str]]  # id and hash of the content of each image, in order
 
 
@@ -93,26 +72,20 @@ class SeenImages(NamedTuple):
 class Status:
     """Progress of a run, derived from the files in its folder.
 
-    Args:
-        state: "started" while a process works on it; "stopped" on request, or while other shards are to come;
-            "failed" where an error ended it or its process was killed; "complete" where every planned unit
-            is there; "unknown" without plan.json, which never counts as complete.
-        reason: why it is not complete.
-        planned, used, broken, missing: images of the run, those that were used, could not be read, or have no
-            row yet at one checkpoint or more.
-        unanswered: of those used, images for which the network's output was NaN.
-        units, done: of the plan, and of them the finished ones.
+    The state is "started" while a process works on it; "stopped" on request, or while other shards are to
+    come; "failed" where an error ended it or its process was killed; "complete" where every planned unit is
+    there; "unknown" without plan.json, which never counts as complete.
     """
 
     state: State
-    reason: str
-    planned: int
+    reason: str  # why it is not complete
+    planned: int  # images of the run
     used: int
-    broken: int
-    missing: int
-    unanswered: int
-    units: int
-    done: int
+    broken: int  # images that could not be read
+    missing: int  # images without a row at one checkpoint or more
+    unanswered: int  # of those used, images for which the network's output was NaN
+    units: int  # of the plan
+    done: int  # of them the finished ones
 
     @property
     def complete(self) -> bool:
@@ -145,7 +118,7 @@ class RunFolder:
     def create(cls, path: str | Path, manifest: Manifest) -> RunFolder:
         """Start a new run; raises StoreError if the folder already holds one."""
         path = Path(path)
-        with _turn(path):
+        with ledger.turn(path):
             if (path / "run.json").exists():
                 raise StoreError(f"{path} already holds a run; resume it or choose another folder")
             manifest.write(path / "run.json")
@@ -158,20 +131,16 @@ class RunFolder:
         path: of the run, or of a study with its run in run/.
         """
         path = run_in(path)
-        refuse_links(path)
+        _refuse_links(path)
         return cls(path, Manifest.read(path / "run.json"))
 
     @classmethod
     def resume(
-        cls,
-        path: str | Path,
-        manifest: Manifest,
-        growing: Collection[str] = GROWING,
-        free: Collection[str] = (),
-        pictures: Identity = (),
-        forgiven: Collection[str] = (),
+        cls, path: str | Path, manifest: Manifest,
+        growing: Collection[str] = GROWING, free: Collection[str] = (),
+        pictures: Identity = (), forgiven: Collection[str] = (),
         filled: Callable[[Manifest], Manifest] = lambda manifest: manifest,
-    ) -> RunFolder:
+    ) -> RunFolder:  # fmt: skip
         """Continue a run, or start it if there is none.
 
         Raises StoreError, with what changed, unless the manifest is the same or only adds (see
@@ -184,41 +153,40 @@ class RunFolder:
             filled: adds the defaults of settings that are younger than the run.
         """
         path = Path(path)
-        refuse_links(path)
-        with _turn(path):
-            if not (path / "run.json").exists():
-                return cls._written(path, manifest, pictures)
-            old = Manifest.read(path / "run.json")
-            changes = filled(old).changes(manifest, growing, free)
-            other = _differing(path, pictures)
-            more = [change for change in changes if change.addition and "images" in change.key.split(".")]
-            if more and not _goes_on(_recorded(path), pictures):
-                changes.append(Change("images", "the images are not those of the run", False))
-            if other and set(other) <= set(forgiven):
-                changes = [change for change in changes if change.key != "images"]
-                old = replace(old, data=manifest.data, pictures=manifest.pictures)
-            refused = [
-                change.sentence + (_named(other) if change.key == "images" else "")
-                for change in changes
-                if not change.addition
-            ]
-            if refused:
-                remedy = "undo the change or choose another folder"
-                if other and set(map(valid_unicode, other)) <= cls(path, old).broken():
-                    remedy = (
-                        "use --retry-broken to read images again that could not be read, or undo the change"
-                    )
-                raise StoreError(f"{path} was started with other settings: {'; '.join(refused)}; {remedy}")
-            manifest = manifest.grown_from(old) if changes else old.completed_by(manifest)
-            return cls._written(path, manifest, pictures)
-
-    @classmethod
-    def _written(cls, path: Path, manifest: Manifest, pictures: Identity) -> RunFolder:
-        if not (path / "run.json").exists() or Manifest.read(path / "run.json") != manifest:
-            manifest.write(path / "run.json")
-        if pictures and (_differing(path, pictures) or not (path / "images.json").exists()):
-            write_record(path / "images.json", {"images": list(map(list, pictures))}, indent=None)
+        _refuse_links(path)
+        with ledger.turn(path):
+            recorded: Identity = []
+            with suppress(StoreError):
+                recorded = cls(path, manifest).images()
+            before, now = dict(recorded), dict(pictures)
+            other = [i for i in {**before, **now} if before.get(i) != now.get(i)] if before and now else []
+            if stored := (path / "run.json").exists():
+                old = Manifest.read(path / "run.json")
+                changes = filled(old).changes(manifest, growing, free)
+                more = any(change.addition and "images" in change.key.split(".") for change in changes)
+                if more and recorded != list(pictures[: len(recorded)]) and len(pictures) > len(recorded):
+                    changes.append(Change("images", "the images are not those of the run", False))
+                if other and set(other) <= set(forgiven):
+                    changes = [change for change in changes if change.key != "images"]
+                    old = replace(old, data=manifest.data, pictures=manifest.pictures)
+                cls(path, old)._refuse_changes(changes, other)
+                manifest = manifest.grown_from(old) if changes else old.completed_by(manifest)
+            if not stored or Manifest.read(path / "run.json") != manifest:
+                manifest.write(path / "run.json")
+            if pictures and (other or not (path / "images.json").exists()):
+                ledger.write_record(path / "images.json", {"images": list(map(list, pictures))}, indent=None)
         return cls(path, manifest)
+
+    def _refuse_changes(self, changes: Sequence[Change], images: Sequence[str]) -> None:
+        """Raise StoreError for changes that are no additions; images: those that differ."""
+        more = f" and {len(images) - 1} more" if len(images) > 1 else ""
+        named = f" ({images[0]}{more})" if images else ""
+        refused = [c.sentence + named * (c.key == "images") for c in changes if not c.addition]
+        if refused:
+            remedy = "undo the change or choose another folder"
+            if images and set(map(valid_unicode, images)) <= self.broken():
+                remedy = "use --retry-broken to read images again that could not be read, or undo the change"
+            raise StoreError(f"{self.path} was started with other settings: {'; '.join(refused)}; {remedy}")
 
     @contextmanager
     def lock(self, name: str = "0/1") -> Iterator[None]:
@@ -226,17 +194,18 @@ class RunFolder:
 
         Temporary files of killed processes are removed, and the final state of the work is recorded.
         """
-        with writing(self.path) as lease:
-            with _turn(self.path):
-                claim(lease, self.path, name)
+        with ledger.writing(self.path) as lease:
+            with ledger.turn(self.path):
+                ledger.claim(lease, self.path, name)
                 self._record_state(lease, name, "started")
             try:
-                leftovers = Leftovers(self.path)
-                yield
-                leftovers.look_again()
+                with ledger.without_leftovers(self.path):
+                    yield
             except BaseException as error:
+                text = " ".join(str(error).split()) or type(error).__name__
+                text = text if isinstance(error, HeatproofError) else f"{type(error).__name__}: {text}"
                 stopped = isinstance(error, KeyboardInterrupt | StopRequested)
-                self._record_end(lease, name, *(("stopped", "") if stopped else ("failed", _sentence(error))))
+                self._record_end(lease, name, *(("stopped", "") if stopped else ("failed", text)))
                 raise
             else:
                 whole = (plan := self.planned()) is not None and set(plan["units"]) <= self.done()
@@ -249,7 +218,7 @@ class RunFolder:
         superseded: Collection[str] = (),
     ) -> None:  # fmt: skip
         """Record the units of the run. Those from before it grew stay, except the `superseded`."""
-        with _turn(self.path):
+        with ledger.turn(self.path):
             old = self.planned()
             past = old["units"] if old and old["run"] == self.manifest.id else []
             past = [unit for unit in past if unit not in superseded]
@@ -259,16 +228,16 @@ class RunFolder:
                 "records": [name for name in ("images.json", "hashes.json") if (self.path / name).exists()],
             }  # fmt: skip
             if plan != old:
-                write_record(self.path / "plan.json", plan)
+                ledger.write_record(self.path / "plan.json", plan)
         self.drop(superseded)
 
     def planned(self) -> dict[str, Any] | None:
         """The recorded plan (run, images, checkpoints, units); None if there is none."""
-        return known_record(self.path / "plan.json")
+        return ledger.known_record(self.path / "plan.json")
 
     def images(self) -> list[tuple[str, str]]:
         """Id and content hash of every image when the run began, if they were recorded."""
-        record = known_record(self.path / "images.json") or {}
+        record = ledger.known_record(self.path / "images.json") or {}
         return [(name, mark) for name, mark in record.get("images", ())]
 
     def broken(self) -> set[str]:
@@ -279,7 +248,7 @@ class RunFolder:
     def shard_states(self) -> dict[str, dict[str, str]]:
         """State and reason that each shard recorded last."""
         try:
-            return known_record(self.path / "status.json") or {}
+            return ledger.known_record(self.path / "status.json") or {}
         except StoreError:  # only a hint: the existing units decide
             return {}
 
@@ -292,18 +261,15 @@ class RunFolder:
         units = set(plan["units"]) if plan else done
         planned = plan["images"] if plan else used + broken
         missing = max(0, planned - used - broken)
-        state, reason = self._state(plan is not None, done, units)
-        finished = len(done & units)
-        return Status(
-            state, reason, planned, used, broken, missing, counts["unanswered"], len(units), finished
-        )
+        how, unanswered = self._state(plan is not None, done, units), counts["unanswered"]
+        return Status(*how, planned, used, broken, missing, unanswered, len(units), len(done & units))
 
     def _state(self, is_planned: bool, done: set[str], units: set[str]) -> tuple[State, str]:
         if not is_planned:
             return "unknown", NOT_RECORDED
         if units <= done:
             return "complete", ""
-        if working := claims(self.path):
+        if working := ledger.claims(self.path):
             return "started", f"shard {', '.join(working)} is running"
         left = f"{len(units - done)} of {len(units)} units are missing"
         states = self.shard_states()
@@ -317,13 +283,9 @@ class RunFolder:
         return ("failed", f"{left}, though it was complete") if "complete" in recorded else ("stopped", left)
 
     def write_unit(
-        self,
-        unit: Unit,
-        scores: Sequence[Score] = (),
-        maps: Mapping[str, Maps] | None = None,
-        pictures: Mapping[str, np.ndarray | Sheet] | None = None,
-        seen: SeenImages | None = None,
-    ) -> None:
+        self, unit: Unit, scores: Sequence[Score] = (), maps: Mapping[str, Maps] | None = None,
+        pictures: Mapping[str, np.ndarray | Sheet] | None = None, seen: SeenImages | None = None,
+    ) -> None:  # fmt: skip
         """Write a finished unit: maps, images and rows, then its seal. Safe in any thread or process.
 
         Args:
@@ -331,24 +293,22 @@ class RunFolder:
             pictures: "H W 3" uint8 by image; those that are stored are left alone.
             seen: thumbnails and sizes of the images.
         """
-        files: dict[Path, Content] = {}
-        if maps:
-            files = shard_files(self.path / "maps", unit, maps)
-        pictures = pictures or {}
-        for name in self.unstored(pictures):
-            files |= self.pictures().files(name, pictures[name])
-        if seen is not None:
-            files[self.path / "scores" / f"{unit.hash}.npz"] = partial(_save_seen, seen=seen)
+        files: dict[Path, Content] = shard_files(self.path / "maps", unit, maps or {})
+        for name in self.unstored(pictures or {}):
+            files |= self.pictures().files(name, (pictures or {})[name])
         part = self.path / "scores" / f"{unit.hash}.parquet"
+        if seen is not None:
+            named = seen._asdict() | {"ids": np.array([valid_unicode(name) for name in seen.ids])}
+            files[part.with_suffix(".npz")] = partial(save, write=np.savez, **named)
         files[part] = partial(write_part, scores=scores, unit=unit.hash)
-        with writing(self.path) as lease:
+        with ledger.writing(self.path) as lease:
             self.ledger.forget(unit.hash)  # first: no seal may describe files that are being replaced
             digests = write_whole(files, lease.id)
-            named = {path.relative_to(self.path).as_posix(): mark for path, mark in digests.items()}
+            marks = {path.relative_to(self.path).as_posix(): mark for path, mark in digests.items()}
             device = self.manifest.config.get("run", {}).get("device") or self.manifest.machine.get("device")
             # The seal is written last: a process that dies before leaves a unit that is absent, never a
             # partial one.
-            self.ledger.write(unit, named, maker(device or "cpu"), lease.id)
+            self.ledger.write(unit, marks, maker(device or "cpu"), lease.id)
 
     def seen(self, checkpoint: str) -> SeenImages | None:
         """Thumbnails and sizes of the images of a checkpoint; None if they were not stored."""
@@ -357,15 +317,13 @@ class RunFolder:
         for unit, seal in self.units().items():
             name = f"scores/{unit}.npz"
             if name in seal.files and valid_unicode(seal.unit["checkpoint"]) == known:
-                check_file(self.path / name, seal.files[name])
+                ledger.check_file(self.path / name, seal.files[name])
                 with np.load(self.path / name, allow_pickle=False) as part:
                     parts.append((part["ids"].tolist(), part["thumbnails"], part["sides"]))
         if not parts:
             return None
         ids, thumbnails, sides = zip(*parts, strict=True)
-        return SeenImages(
-            [name for part in ids for name in part], np.concatenate(thumbnails), np.concatenate(sides)
-        )
+        return SeenImages(list(chain(*ids)), np.concatenate(thumbnails), np.concatenate(sides))
 
     def units(self) -> dict[str, Seal]:
         """Planned units with rows and a seal."""
@@ -376,12 +334,9 @@ class RunFolder:
 
     def done(self) -> set[str]:
         """Hashes of the finished units: those with a seal and all their files."""
-        there = self.ledger.present()
-        return {
-            unit
-            for unit, seal in self.units().items()
-            if all(f in there for f in seal.files if not f.startswith("pictures/"))
-        }
+        there, units = self.ledger.present(), self.units()
+        wanted = {u: {f for f in seal.files if not f.startswith("pictures/")} for u, seal in units.items()}
+        return {unit for unit, files in wanted.items() if files <= there}
 
     def drop(self, units: Collection[str]) -> None:
         """Remove units from the run, so that they are computed again."""
@@ -391,14 +346,14 @@ class RunFolder:
             named = [self.path / file for file in seals[unit].files] if unit in seals else []
             unsealed = [self.path / f"scores/{unit}.parquet", self.path / f"maps/{unit}.json.gz"]
             shards = (self.path / "maps").glob(f"*/{escape(unit)}*.npy")
-            remove(self.path, [*named, *unsealed, *shards])
+            ledger.remove(self.path, [*named, *unsealed, *shards])
 
     def retry(self, units: Collection[str], images: Collection[str]) -> None:
         """Remove units from the run and its plan; the contents of their images may differ from now on."""
-        with _turn(self.path):
+        with ledger.turn(self.path):
             plan = self.planned() or {}
             left = [unit for unit in plan.get("units", ()) if unit not in set(units)]
-            write_record(self.path / "plan.json", plan | {"units": left, "retry": sorted(images)})
+            ledger.write_record(self.path / "plan.json", plan | {"units": left, "retry": sorted(images)})
         self.drop(units)
 
     def makers(self) -> list[dict[str, Any]]:
@@ -408,15 +363,8 @@ class RunFolder:
 
     def unstored(self, names: Collection[str]) -> list[str]:
         """Images that are not stored, or were left unsealed by a process that ended."""
-        stored = self.pictures()
-        paths = {name: stored.path(name) for name in names}
-
-        def sealed(path: Path | None) -> bool:
-            return path is not None and f"pictures/{path.name}" in self.ledger.files
-
-        if not all(sealed(path) for path in paths.values() if path):
-            self.ledger.seals()
-        return [name for name, path in paths.items() if not sealed(path)]
+        paths = {name: self.pictures().path(name) for name in names}
+        return [name for name, path in paths.items() if not (path and self.ledger.picture_hash(path))]
 
     def scores(self) -> Scores:
         return Scores(self.path / "scores", self.checked_parts, lambda: self.status().row())
@@ -425,21 +373,14 @@ class RunFolder:
         return MapStore(self.path / "maps", self.units)
 
     def pictures(self) -> PictureStore:
-        return PictureStore(self.path / "pictures", self._sealed_picture)
-
-    def _sealed_picture(self, file: str) -> str:
-        """SHA-256 of a stored image; "" if no seal names it."""
-        if f"pictures/{file}" not in self.ledger.files:
-            self.ledger.seals()
-        return self.ledger.files.get(f"pictures/{file}", "")
+        return PictureStore(self.path / "pictures", self.ledger)
 
     @property
     def page(self) -> Path:
         """Path of the report: for an audit beside its run folder, else inside the run folder."""
-        beside = {name: self.path.parent / name for name in ("audit.json", "study.toml", "report.html")}
-        there = {name for name, path in beside.items() if path.exists()}
-        in_audit = self.path.name == "run" and ("audit.json" in there or len(there) == 2)
-        return beside["report.html"] if in_audit else self.path / "report.html"
+        beside = [self.path.parent / name for name in ("audit.json", "study.toml", "report.html")]
+        in_audit = beside[0].exists() or all(path.exists() for path in beside[1:])
+        return beside[2] if in_audit and self.path.name == "run" else self.path / "report.html"
 
     @cached_property
     def ledger(self) -> Ledger:
@@ -449,25 +390,19 @@ class RunFolder:
         """Files of rows, after comparing each with its seal."""
         parts = {self.path / "scores" / f"{unit}.parquet": seal for unit, seal in self.units().items()}
         for path, seal in parts.items():
-            check_file(path, seal.files[f"scores/{path.name}"])
+            ledger.check_file(path, seal.files[f"scores/{path.name}"])
         return list(parts)
 
     def _record_state(self, lease: Lease, shard: str, state: str, reason: str = "") -> None:
         count = shard.rpartition("/")[2]
         states = {name: s for name, s in self.shard_states().items() if name.rpartition("/")[2] == count}
         states[shard] = {"state": state, "reason": reason}
-        write_record(self.path / "status.json", states, lease.id)
+        ledger.write_record(self.path / "status.json", states, lease.id)
 
     def _record_end(self, lease: Lease, shard: str, state: str, reason: str = "") -> None:
         if self.path.exists():
-            with suppress(StoreError), _turn(self.path):  # on a full disk the state cannot be recorded
+            with suppress(StoreError), ledger.turn(self.path):  # on a full disk the state cannot be recorded
                 self._record_state(lease, shard, state, reason)
-
-
-def _save_seen(path: Path, seen: SeenImages) -> None:
-    ids = np.array([valid_unicode(name) for name in seen.ids])
-    with path.open("wb") as file:
-        np.savez(file, ids=ids, thumbnails=seen.thumbnails, sides=seen.sides)
 
 
 def run_in(path: str | Path) -> Path:
@@ -478,101 +413,115 @@ def run_in(path: str | Path) -> Path:
     return inside if whole else path
 
 
-@contextmanager
-def _turn(path: Path) -> Iterator[None]:
-    with clear_failure(path):
-        path.mkdir(parents=True, exist_ok=True)
-    with turn(path):
-        yield
+def _refuse_links(root: Path) -> None:
+    """Raise StoreError if a part of a run folder is a link."""
+    for name in ledger.linked_folders(root):
+        ledger.plain(root / name)
 
 
-def _differing(path: Path, pictures: Identity) -> list[str]:
-    """Images whose hash is not that of images.json; none where it has none."""
-    old, new = dict(_recorded(path)), dict(pictures)
-    return [name for name in {**old, **new} if old.get(name) != new.get(name)] if old and new else []
+class Finding(NamedTuple):
+    """A file of a run folder that is damaged, missing or foreign (no seal or plan names it)."""
+
+    path: str  # relative to the folder
+    problem: str
+    unit: str = ""  # the unit it belongs to
 
 
-def _recorded(path: Path) -> Identity:
+def inspect(path: Path) -> list[Finding]:
+    """All findings of a run folder, which is read completely; raises for a later format."""
+    if not (path / "run.json").exists() and not (path / "seals").is_dir():
+        RunFolder.open(path)  # raises if it is not a run folder
+    findings, folder = list(_records(path)), RunFolder(path, Manifest({}))
+    plan = None if any(finding.path == "plan.json" for finding in findings) else folder.planned()
+    seals = folder.ledger.all()
+    planned = set(plan["units"]) if plan else set(seals)
+    foreign, left = set(seals) - planned, planned - set(seals)
+    damaged = {unit for unit in planned & set(seals) if seals[unit] is None}
+    lost = left if any(last["state"] == "complete" for last in folder.shard_states().values()) else ()
+    findings += [Finding(_seal(unit), "foreign: this unit is not in the plan") for unit in sorted(foreign)]
+    findings += [Finding(_seal(unit), "missing", unit) for unit in sorted(lost)]
+    findings += [Finding(_seal(unit), "damaged", unit) for unit in sorted(damaged)]
+    whole = {unit: seal.files for unit, seal in seals.items() if seal and unit in planned}
+    expected = {file: (mark, unit) for unit, files in whole.items() for file, mark in files.items()}
+    there = set(_files(path))
+    for name in sorted(there | set(expected)):
+        is_picture, is_seal = (
+            name.startswith("pictures/"),
+            name.startswith("seals/") and name.endswith(".json"),
+        )
+        own = "" if is_picture else name.rpartition("/")[2].partition(".")[0]
+        mark, unit = expected.get(name, ("", own))
+        if name not in there:
+            findings.append(Finding(name, "missing", unit))
+        elif not ledger.is_plain(path / name):
+            findings.append(Finding(name, "foreign: a link, not a file"))
+        elif mark and digest(path / name) != mark:
+            findings.append(Finding(name, "damaged", unit))
+        elif mark or is_seal or unit in damaged | left or (left and is_picture):
+            continue  # as written, or of a unit that is not finished
+        else:
+            findings.append(Finding(name, "foreign: it belongs to no unit of this run"))
+    return findings
+
+
+def _seal(unit: str) -> str:
+    return f"seals/{unit}.json"
+
+
+def _records(path: Path) -> Iterator[Finding]:
+    """Records that are damaged, or missing although the others show that they were written."""
+    required = {"run.json", "plan.json"}
+    if any(Ledger(path).all()):
+        required.add("status.json")
     try:
-        return RunFolder(path, Manifest({})).images()
+        if Manifest.read(path / "run.json").pictures:
+            required.add("images.json")
+    except LaterFormatError:
+        raise
     except StoreError:
-        return []
-
-
-def _goes_on(old: Identity, new: Identity) -> bool:
-    """Whether the earlier images come first, unchanged."""
-    return len(new) <= len(old) or list(new[: len(old)]) == list(old)
-
-
-def _named(images: Sequence[str]) -> str:
-    more = f" and {len(images) - 1} more" if len(images) > 1 else ""
-    return f" ({images[0]}{more})" if images else ""
-
-
-def _sentence(error: BaseException) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if isinstance(error, HeatproofError) else f"{type(error).__name__}: {text}"
-
-
-class PictureStore:
-    """The images of a run by their ids. sealed: returns the SHA-256 that a file must have."""
-
-    def __init__(self, root: Path, sealed: Callable[[str], str]) -> None:
-        self.root, self._sealed = root, sealed
-
-    def path(self, name: str) -> Path | None:
-        """The file of an image, if it is stored."""
-        files = (self.root / f"{file_stem(name)}{suffix}" for suffix in (".png", ".jpg"))
-        return next((file for file in files if file.exists()), None)
-
-    def read(self, name: str) -> bytes | None:
-        """PNG or JPEG bytes; None if not stored. Raises DamagedError if they differ from what was written."""
-        path = self.path(name)
-        if path is None:
-            return None
-        with plain(path).open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-        if hashlib.sha256(content).hexdigest() != self._sealed(path.name):
-            raise damaged(path, "its content is not what was written")
-        why = "it is too large"
+        if (path / "run.json").exists():
+            yield Finding("run.json", "damaged")
+    by_0_2 = False  # whose verdict.json has no checksum
+    for name in ledger.RECORDS:
         try:
-            with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as picture:
-                if len(content) <= MOST_BYTES and math.prod(picture.size) <= MOST_PIXELS:
-                    return content
-        except NO_PICTURE:
-            why = "its image size is implausible"
-        raise StoreError(f"cannot show {path}: {why}; heatproof verify names all damage")
-
-    def planes(self, name: str) -> tuple[int, ...] | None:
-        """The planes of a volume that its image shows, from the file's comment; None without one."""
-        content = self.read(name)
-        if content is None:
-            return None
-        with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as picture:
-            note = picture.info.get("comment", "")
-        match = PLANES.fullmatch(str(note, "ascii", "replace") if isinstance(note, bytes) else str(note))
-        return tuple(map(int, match[1].split())) if match else None
-
-    def files(self, name: str, picture: np.ndarray | Sheet) -> dict[Path, Content]:
-        """The file of one image, "H W 3" uint8, and its content."""
-        content, suffix = encode(*picture) if isinstance(picture, Sheet) else encode(picture)
-        return {self.root / f"{file_stem(name)}{suffix}": content}
+            record = ledger.known_record(path / name)
+            if name == "plan.json" and record:
+                by_0_2 = "records" not in record
+                required.update(ledger.RECORDS.keys() & record.get("records", ()))
+        except StoreError:
+            if not (name == "verdict.json" and by_0_2):
+                yield Finding(name, "damaged")
+    yield from (Finding(name, "missing") for name in sorted(required) if not (path / name).exists())
 
 
-def encode(pixels: np.ndarray, planes: Sequence[int] = ()) -> tuple[bytes, str]:
-    """An image as a file, and its suffix; planes: of a volume, written to the file's comment."""
-    picture, out = Image.fromarray(pixels), io.BytesIO()
-    note = f"planes {' '.join(map(str, planes))}" if planes else ""
-    if picture.getcolors(FEW_COLOURS) is not None:
-        info = PngInfo()
-        if note:
-            info.add_text("comment", note)
-        picture.save(out, "PNG", pnginfo=info)
-        return out.getvalue(), ".png"
-    picture.save(out, "JPEG", quality=QUALITY, subsampling=0, comment=note.encode())
-    return out.getvalue(), ".jpg"
+def repair(path: Path, findings: Sequence[Finding]) -> list[str]:
+    """Drop the units of findings and move foreign files aside; returns the units to compute again."""
+    readable = not any(finding.path == "run.json" for finding in findings)
+    folder = RunFolder(path, Manifest.read(path / "run.json") if readable else Manifest({}))
+    units = {finding.unit for finding in findings if finding.unit}
+    links = {finding.path for finding in findings if (path / finding.path).is_symlink()}
+    for name in links:  # which hold nothing, and before anything is done behind them
+        with clear_failure(path / name):
+            (path / name).unlink()
+    with folder.lock():
+        folder.drop(units)
+        for finding in findings:
+            source, target = path / finding.path, path / ledger.ASIDE / finding.path
+            if not finding.unit and finding.path not in links and os.path.lexists(source):
+                with clear_failure(target):
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    os.replace(source, target)
+    return sorted(units)
 
 
-def file_stem(name: str) -> str:
-    """A name for an image's file that is valid for any id."""
-    return hashlib.sha256(valid_unicode(name).encode()).hexdigest()[:24]
+def _files(root: Path) -> Iterator[str]:
+    linked = ledger.linked_folders(root)
+    yield from linked
+    for folder in ledger.FOLDERS:
+        if folder in linked:
+            continue
+        for parent, below, names in os.walk(root / folder):
+            below_links = [name for name in below if Path(parent, name).is_symlink()]
+            for name in (*names, *below_links):
+                if ledger.lease_of(name) is None:  # its lease shows whether it is still being written
+                    yield Path(parent, name).relative_to(root).as_posix()

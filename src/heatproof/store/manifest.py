@@ -2,31 +2,34 @@
 
 A resume with the same hash of the config continues the run; another config is compared key by key, and only
 additions at the end of a list of methods, metrics, checkpoints, models or images are accepted, because
-existing rows then stay valid.
+existing rows then stay valid. The format of folders is 2; others are refused.
 
-The format of folders is 2; others are refused.
+Facts of the metrics and methods are stored too, so that reading a run needs no registry. Folders of heatproof
+0.2 hold none; for those the registry is read, which imports torch.
 """
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
+import math
 import os
 import platform
 import subprocess
 import sys
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
-from heatproof.errors import StoreError
-from heatproof.store.facts import Facts
+from heatproof import registry
+from heatproof.errors import HeatproofError, StoreError
 from heatproof.store.ledger import check_types, plain, read_record, write_record
 
 PACKAGES = (
@@ -36,6 +39,157 @@ PACKAGES = (
 FORMAT = 2
 SEVERAL = "multilabel"  # the head of such a network
 GROWING = ("methods", "metrics", "checkpoints", "models", "images")
+
+
+@dataclass(frozen=True)
+class MetricFacts:
+    """Facts of a metric that tables, reports and the verdict read; see registry.Metric."""
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    summary: str = ""
+    title: str = ""
+    family: str = "Other"
+    level: str = "image"
+    higher_is_better: bool | None = None
+    bounds: tuple[float | None, float | None] = (None, None)  # None: unbounded
+    parts: Mapping[str, str] = field(default_factory=dict)
+    floors: tuple[str, ...] = ("random", "edges")
+    judges: str = ""
+    test: bool = False
+    headline: bool = False
+    cite: str = ""
+    module: str = ""  # "" for a metric that is not registered
+
+    @staticmethod
+    def of(entry: registry.Metric) -> MetricFacts:
+        low, high = (bound if math.isfinite(bound) else None for bound in entry.bounds)
+        return MetricFacts(
+            entry.name, entry.aliases, entry.summary, entry.title, entry.family, entry.level,
+            entry.higher_is_better, (low, high), dict(entry.parts), entry.floors, entry.question, entry.votes,
+            entry.headline, entry.cite, entry.function.__module__,
+        )  # fmt: skip
+
+    @property
+    def titles(self) -> dict[str, str]:
+        """Titles by the names that rows have."""
+        own = {self.name: self.title} if self.title else {}
+        return own | {f"{self.name}_{part}": title for part, title in self.parts.items()}
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        low, high = self.bounds
+        return -math.inf if low is None else low, math.inf if high is None else high
+
+
+@dataclass(frozen=True)
+class MethodFacts:
+    """Facts of a method that tables, reports and the verdict read; see registry.Explainer."""
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    summary: str = ""
+    options: str = ""  # with their defaults
+    card: registry.Card = field(default_factory=registry.Card)
+    cite: str = ""
+    floor: bool = False  # whether it ignores the network
+
+    @staticmethod
+    def of(entry: registry.Explainer, name: str = "") -> MethodFacts:
+        """name: as in the config, if the entry of another package has a different one."""
+        known = {registry.key_of(text) for text in ("", entry.name, *entry.aliases)}
+        aliases = (*entry.aliases, *([name] if registry.key_of(name) not in known else []))
+        options = ", ".join(f"{k}={v!r}" for k, v in entry.options.items() if v is not registry.REQUIRED)
+        floor = entry.card == registry.FLOOR_CARD
+        return MethodFacts(entry.name, aliases, entry.summary, options, entry.card, entry.cite, floor)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts by metric and method; missing ones come from the registry."""
+
+    metrics: tuple[MetricFacts, ...] = ()  # in the order of their files
+    methods: tuple[MethodFacts, ...] = ()
+    definitions: Mapping[str, str] = field(default_factory=dict)  # docstrings of the metrics' modules
+
+    @staticmethod
+    def of_config(config: Mapping[str, Any]) -> Facts:
+        """Facts of the metrics and methods that a config names, and of all metrics that vote."""
+        named = {registry.key_of(name) for name in _names(config.get("metrics"))}
+        registered = registry.metrics.as_registered() if named else []
+        held = [
+            e for e in registered if named & set(map(registry.key_of, filter(None, (e.bundle, *_called(e)))))
+        ]
+        described = [entry for entry in registered if entry in held or entry.votes] if held else []
+        methods = []
+        for name in dict.fromkeys(_names(config.get("methods"))):
+            with suppress(HeatproofError):
+                if entry := registry.explainers.find(name):
+                    methods.append(MethodFacts.of(entry, name))
+        modules = dict.fromkeys(entry.function.__module__ for entry in held)
+        return Facts(tuple(map(MetricFacts.of, described)), tuple(methods), _docstrings(modules))
+
+    def metric(self, name: str) -> MetricFacts | None:
+        if self.metrics:
+            return self._metrics.get(registry.key_of(name))
+        entry = registry.metrics.find(name)
+        return None if entry is None else MetricFacts.of(entry)
+
+    def metric_of(self, name: str) -> MetricFacts | None:
+        """Facts of the metric of this name, or of the metric that it is a part of."""
+        words = name.split("_")
+        prefixes = ("_".join(words[:end]) for end in range(len(words), 0, -1))
+        return next(filter(None, map(self.metric, prefixes)), None)
+
+    @property
+    def every_metric(self) -> Sequence[MetricFacts]:
+        return self.metrics or [MetricFacts.of(entry) for entry in registry.metrics.as_registered()]
+
+    def method(self, text: str) -> MethodFacts | None:
+        """Facts of a method, by its name with or without options."""
+        try:
+            name, _ = registry.parse_call(text)
+            if self.methods:
+                return self._methods.get(registry.key_of(name))
+            return MethodFacts.of(registry.explainers.get(name))
+        except HeatproofError:
+            return None
+
+    def floor_name(self, method: str) -> str:
+        """Name of the floor that a method is; "" for a method that reads the network."""
+        facts = self.method(method)
+        return facts.name if facts and facts.floor else ""
+
+    def is_floor(self, method: str) -> bool:
+        return bool(self.floor_name(method))
+
+    def definition(self, module: str) -> str:
+        """The docstring of a module of metrics."""
+        return self.definitions.get(module, "") if self.metrics else _docstrings([module]).get(module, "")
+
+    @cached_property
+    def _metrics(self) -> dict[str, MetricFacts]:
+        return {registry.key_of(name): facts for facts in self.metrics for name in _called(facts)}
+
+    @cached_property
+    def _methods(self) -> dict[str, MethodFacts]:
+        return {registry.key_of(name): facts for facts in self.methods for name in _called(facts)}
+
+
+def _called(entry: registry.Entry | MetricFacts | MethodFacts) -> tuple[str, ...]:
+    return *entry.aliases, entry.name
+
+
+def _names(calls: Any) -> Iterator[str]:
+    """Names in a list of calls; none for a list of anything else."""
+    for text in calls if isinstance(calls, list | tuple) else []:
+        with suppress(HeatproofError, AttributeError):
+            yield registry.parse_call(text)[0]
+
+
+def _docstrings(modules: Iterable[str]) -> dict[str, str]:
+    """Docstrings of imported modules."""
+    return {name: inspect.getdoc(sys.modules[name]) or "" for name in modules if name in sys.modules}
 
 
 class LaterFormatError(StoreError):
@@ -96,9 +250,14 @@ class Manifest:
         known: other fields, such as seed and models.
         """
         given = {name: list(value) if isinstance(value, tuple) else value for name, value in known.items()}
+        machine = {
+            "cpu": _cpu_name(), "device": device, "device_name": _gpu_name(device) or "cpu",
+            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "system": platform.platform(), "host": platform.node(),
+        }  # fmt: skip
         now: dict[str, Any] = {
             "classes": [], "versions": package_versions(), "git": git_state(Path.cwd()),
-            "machine": _machine(device), "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": machine, "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "command": list(sys.argv), "earlier": [], "warnings": [], "id": uuid.uuid4().hex,
             "facts": Facts.of_config(config),
         }  # fmt: skip
@@ -117,32 +276,26 @@ class Manifest:
         self, new: Manifest, growing: Collection[str] = GROWING, free: Collection[str] = ()
     ) -> list[Change]:
         """Differences that a resume with `new` would make: config, seed, weights or images."""
-        changes: list[Change] = []
-        if self.config_hash != new.config_hash:
-            changes += compare_configs(self.config, new.config, growing, free)
+        changes = compare_configs(self.config, new.config, growing, free)
         images_grew = any(change.addition and "images" in change.key.split(".") for change in changes)
-
-        def refuse(key: str, sentence: str) -> None:
-            changes.append(Change(key, sentence, False))
-
+        refused: list[tuple[str, str]] = []
         if self.seed != new.seed:
-            refuse("seed", f"the seed was {self.seed} and is now {new.seed}")
+            refused.append(("seed", f"the seed was {self.seed} and is now {new.seed}"))
         for name in sorted({*self.models, *new.models}):
             if name not in self.models:
                 changes.append(Change(name, f"checkpoint {name!r} is new", True))
             elif name not in new.models:
-                refuse(name, f"checkpoint {name!r} is gone")
+                refused.append((name, f"checkpoint {name!r} is gone"))
             elif self.models[name] != new.models[name]:
-                refuse(name, f"the weights of {name!r} are not those of the run")
+                refused.append((name, f"the weights of {name!r} are not those of the run"))
         if (self.data != new.data or "" != self.pictures != new.pictures) and not images_grew:
-            refuse("images", "the images are not those of the run")
+            refused.append(("images", "the images are not those of the run"))
         changed = [name for name in {**self.code, **new.code} if self.code.get(name) != new.code.get(name)]
         if self.code and changed:
-            refuse("code", f"the code of {', '.join(changed)} is not that of the run")
-        for method in self.brought.keys() & new.brought.keys():
-            if self.brought[method] != new.brought[method]:
-                refuse(method, f"the files of {method} are not those of the run")
-        return changes
+            refused.append(("code", f"the code of {', '.join(changed)} is not that of the run"))
+        brought = {method for method, mark in self.brought.items() if new.brought.get(method, mark) != mark}
+        refused += [(method, f"the files of {method} are not those of the run") for method in brought]
+        return changes + [Change(*change, False) for change in refused]
 
     def completed_by(self, new: Manifest) -> Manifest:
         """This manifest, with what an older version did not record taken from `new`."""
@@ -187,11 +340,9 @@ class Manifest:
 
 
 def compare_configs(
-    old: Mapping[str, Any],
-    new: Mapping[str, Any],
-    growing: Collection[str] = GROWING,
-    free: Collection[str] = (),
-) -> list[Change]:
+    old: Mapping[str, Any], new: Mapping[str, Any],
+    growing: Collection[str] = GROWING, free: Collection[str] = (),
+) -> list[Change]:  # fmt: skip
     """Differences between two configs, key by key.
 
     Under a key named in `growing` a list may gain entries at its end, a table of named things new names,
@@ -202,11 +353,11 @@ def compare_configs(
     >>> [(change.sentence, change.addition) for change in compare_configs(old, new)]
     [("methods gained 'lime'", True), ('seed was 0 and is now 1', False)]
     """
-    return list(_changes(_plain(old), _plain(new), "", frozenset(growing), frozenset(free)))
+    return list(_changes(_plain(old), _plain(new), "", growing, free))
 
 
 def _changes(
-    old: Any, new: Any, path: str, growing: frozenset[str], free: frozenset[str]
+    old: Any, new: Any, path: str, growing: Collection[str], free: Collection[str]
 ) -> Iterator[Change]:
     name = path.rpartition(".")[2]
     grows = name in growing
@@ -236,7 +387,7 @@ def _changes(
             yield from _changes(a, b, f"{path}[{i}]", growing, free)
         if gained := new[len(old) :]:
             yield Change(path, f"{path} gained {', '.join(map(_short, gained))}", grows)
-    elif grows and _is_number(old) and _is_number(new) and new > old:
+    elif grows and type(old) in (int, float) and type(new) in (int, float) and new > old:
         yield Change(path, f"{path} rose from {old} to {new}", True)
     else:
         yield Change(path, f"{path} was {_short(old)} and is now {_short(new)}", False)
@@ -244,10 +395,6 @@ def _changes(
 
 def _tables(entries: list[Any]) -> bool:
     return all(isinstance(entry, dict) for entry in entries)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _short(value: Any) -> str:
@@ -285,10 +432,9 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
     def git(*arguments: str) -> str:
         command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
-        return subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=10, stdin=subprocess.DEVNULL
-        ).stdout.strip()
+        return subprocess.check_output(command, text=True, timeout=10, stdin=none, stderr=none).strip()
 
+    none = subprocess.DEVNULL
     try:
         return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
     except (OSError, subprocess.SubprocessError):
@@ -302,15 +448,6 @@ def _gpu_name(device: str) -> str:
     import torch  # not needed to read a run
 
     return torch.cuda.get_device_name(device) if torch.cuda.is_available() else ""
-
-
-def _machine(device: str) -> dict[str, Any]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {
-        "cpu": _cpu_name(), "cores": cores, "device": device,
-        "device_name": _gpu_name(device) or "cpu",
-        "system": platform.platform(), "host": platform.node(),
-    }  # fmt: skip
 
 
 def _cpu_name() -> str:

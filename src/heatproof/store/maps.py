@@ -1,4 +1,4 @@
-"""Maps as half-precision shards at their own size, one per unit and method, memory-mapped when read.
+"""Maps as half-precision shards at their own size, memory-mapped when read, and the images they explain.
 
     maps/METHOD/PART.npy          "b h w", of volumes "b d h w", float16
     maps/METHOD/PART.signed.npy   the same for methods that keep a signed map beside the unsigned one
@@ -16,7 +16,11 @@ the original, also where a small contrast is added to a large constant. Only map
 from __future__ import annotations
 
 import gzip
+import hashlib
+import io
 import json
+import math
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,11 +29,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from heatproof.disk import Content, valid_unicode
 from heatproof.errors import InputError, StoreError, UnknownNameError
+from heatproof.images.files import MAX_PIXELS
 from heatproof.rows import Unit
-from heatproof.store.ledger import Seal, check_file, check_types, plain, read_index, slug
+from heatproof.show import Sheet
+from heatproof.store.ledger import Ledger, Seal, check_file, check_types, damaged, hash_of, plain, slug
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,17 +45,26 @@ if TYPE_CHECKING:
     from heatproof.types import Maps
 
 INDEX = tuple[str, list[str], list[list[str]]]  # types of a checkpoint's name, ids, and ids by method
+MAX_INDEX_BYTES = 1 << 26  # of an unpacked index of maps: a million maps
 TOP = 32768.0  # where the largest value goes: leaves the most room for small ones in half precision
 UNREADABLE = (
     OSError, EOFError, zlib.error, ValueError, LookupError, AttributeError, TypeError, RecursionError,
 )  # fmt: skip
 SMALLEST = 2.0**-24  # the smallest half-precision number above zero
+FEW_COLOURS = 256  # images with at most so many (codes, drawings) are stored as PNG, the others as JPEG
+QUALITY = 90
+MOST_BYTES, MOST_PIXELS = 1 << 26, 1 << 26
+NO_PICTURE = (
+    OSError, ValueError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning,
+)  # fmt: skip
+PLANES = re.compile(r"planes (\d{1,6}(?: \d{1,6}){2})")
 
 
 def pack(values: Tensor) -> tuple[np.ndarray, dict[str, list[float]]]:
     """Convert "b h w" to half precision with scale and offset; half the bytes are copied from a GPU."""
-    stored, scale, offset = halved(values)
-    return stored.cpu().numpy(), {"scale": _shortest(scale), "offset": _shortest(offset)}
+    stored, *numbers = halved(values)
+    scale, offset = ([float(str(n)) for n in some.flatten().cpu().numpy()] for some in numbers)
+    return stored.cpu().numpy(), {"scale": scale, "offset": offset}  # with the fewest digits
 
 
 def unpack(stored: np.ndarray, scale: np.ndarray, offset: np.ndarray) -> np.ndarray:
@@ -88,12 +105,15 @@ def shard_files(root: Path, unit: Unit, maps: Mapping[str, Maps]) -> dict[Path, 
         shared = shared or own
         entry: dict[str, Any] = {"method": valid_unicode(method), "image_size": list(given.image_size)}
         entry |= {key: value for key, value in own.items() if value != shared[key]}
-        stored, entry["values"] = pack(given.values)
-        folder = root / slug(method)
-        files[folder / f"{unit.hash}.npy"] = partial(_save_array, stored)
-        if given.signed_values is not None:
-            stored, entry["signed"] = pack(given.signed_values)
-            files[folder / f"{unit.hash}.signed.npy"] = partial(_save_array, stored)
+        for kind, values, suffix in (
+            ("values", given.values, ""),
+            ("signed", given.signed_values, ".signed"),
+        ):
+            if values is not None:
+                stored, entry[kind] = pack(values)
+                files[root / slug(method) / f"{unit.hash}{suffix}.npy"] = partial(
+                    save, write=np.save, arr=stored
+                )
         entries.append(entry)
     if entries:
         index = {"checkpoint": valid_unicode(unit.checkpoint), **shared, "maps": entries}
@@ -117,9 +137,8 @@ class StoredMaps(NamedTuple):
 
         from heatproof.types import Maps  # with torch, which reading scores and drawing maps does without
 
-        signed = None if self.signed_values is None else torch.from_numpy(self.signed_values)
-        explained = torch.from_numpy(self.explained)
-        return Maps(self.method, torch.from_numpy(self.values), self.image_size, explained, self.ids, signed)
+        fields: list[Any] = [torch.from_numpy(v) if isinstance(v, np.ndarray) else v for v in self]
+        return Maps(*fields)
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +193,7 @@ class MapStore:
 
     def known(self, checkpoint: str, method: str, ids: Sequence[str]) -> list[bool]:
         """Which of these images have a map; new indexes are read only if an image seems to have none."""
-        key, wanted = (valid_unicode(checkpoint), valid_unicode(method)), [valid_unicode(i) for i in ids]
+        key, wanted = _key(checkpoint, method), [valid_unicode(i) for i in ids]
         if any(i not in self._places.get(key, {}) for i in wanted):
             self._refresh()
         return [i in self._places.get(key, {}) for i in wanted]
@@ -182,8 +201,7 @@ class MapStore:
     def shared(self, places: Sequence[tuple[str, str]]) -> list[str]:
         """The images with a map at every one of these (checkpoint, method), in order of their ids."""
         self._refresh()
-        keys = [(valid_unicode(checkpoint), valid_unicode(method)) for checkpoint, method in places]
-        return sorted(set.intersection(*(set(self._places.get(key, ())) for key in keys)))
+        return sorted(set.intersection(*(set(self._places.get(_key(*place), ())) for place in places)))
 
     def read(self, checkpoint: str, method: str, ids: Sequence[str] | None = None) -> Maps:
         """The maps of these images in the order given, or of all images in order of their ids."""
@@ -211,19 +229,17 @@ class MapStore:
         rows: dict[Shard, list[int]] = {}
         for shard, row in self._of(checkpoint, method).values():
             rows.setdefault(shard, []).append(row)
-        for shard, picked in rows.items():
-            yield shard.read(picked).as_tensors()
+        yield from (shard.read(picked).as_tensors() for shard, picked in rows.items())
 
     def _of(self, checkpoint: str, method: str) -> dict[str, tuple[Shard, int]]:
         """Shard and row of each image's map."""
-        places = self._places.get((valid_unicode(checkpoint), valid_unicode(method)))
-        if places is None:
-            checkpoints = sorted({name for name, _ in self._places})
-            if valid_unicode(checkpoint) not in checkpoints:
-                raise UnknownNameError("checkpoint with stored maps", checkpoint, checkpoints)
-            methods = sorted(m for name, m in self._places if name == valid_unicode(checkpoint))
-            raise UnknownNameError(f"method with stored maps at {checkpoint}", method, methods)
-        return places
+        if places := self._places.get(_key(checkpoint, method)):
+            return places
+        checkpoints = sorted({name for name, _ in self._places})
+        if valid_unicode(checkpoint) not in checkpoints:
+            raise UnknownNameError("checkpoint with stored maps", checkpoint, checkpoints)
+        methods = sorted(m for name, m in self._places if name == valid_unicode(checkpoint))
+        raise UnknownNameError(f"method with stored maps at {checkpoint}", method, methods)
 
     def _refresh(self) -> None:
         """Read the indexes of newly finished units. A map stored by two units is equal in both."""
@@ -237,6 +253,10 @@ class MapStore:
                 places = self._places.setdefault((shard.checkpoint, shard.method), {})
                 for row, name in enumerate(shard.ids):
                     places.setdefault(name, (shard, row))
+
+
+def _key(checkpoint: str, method: str) -> tuple[str, str]:
+    return valid_unicode(checkpoint), valid_unicode(method)
 
 
 def _gather(places: Mapping[str, tuple[Shard, int]], wanted: Sequence[str]) -> StoredMaps:
@@ -262,28 +282,26 @@ def _gather(places: Mapping[str, tuple[Shard, int]], wanted: Sequence[str]) -> S
 
 
 def _read_index(root: Path, path: Path, part: str, seal: Seal) -> list[Shard]:
+    """The shards of a unit; a few bytes may unpack to more than the memory, so the size is limited."""
     try:
-        index = read_index(path)
-        shared = {key: index[key] for key in ("ids", "explained")}
-        check_types([index["checkpoint"], shared["ids"], [e.get("ids", []) for e in index["maps"]]], INDEX)
-        ids = tuple(shared["ids"])  # one tuple for all methods
-        return [
-            Shard(
-                method=entry["method"],
-                checkpoint=index["checkpoint"],
-                ids=tuple(entry["ids"]) if "ids" in entry else ids,
-                image_size=tuple(map(int, entry["image_size"])),
-                explained=np.array(entry.get("explained", shared["explained"]), dtype=np.int64),
-                path=root / slug(entry["method"]) / f"{part}.npy",
-                scales={
-                    kind: {name: np.array(numbers, np.float32) for name, numbers in entry[kind].items()}
-                    for kind in ("values", "signed")
-                    if kind in entry
-                },
-                seal=seal,
-            )
-            for entry in index["maps"]
-        ]
+        with gzip.open(plain(path)) as file:
+            text = file.read(MAX_INDEX_BYTES + 1)
+        if len(text) > MAX_INDEX_BYTES:
+            raise ValueError(f"it unpacks to more than {MAX_INDEX_BYTES >> 20} MB")
+        index = json.loads(text)
+        check_types([index["checkpoint"], index["ids"], [e.get("ids", []) for e in index["maps"]]], INDEX)
+        ids, shards = tuple(index["ids"]), []  # one tuple for all methods
+        for entry in index["maps"]:
+            size, method = tuple(map(int, entry["image_size"])), entry["method"]
+            if math.prod(size) > MAX_PIXELS:
+                raise ValueError(f"its images of {entry['image_size']} are too large")
+            own = tuple(entry["ids"]) if "ids" in entry else ids
+            explained = np.array(entry.get("explained", index["explained"]), dtype=np.int64)
+            packed = {kind: entry[kind] for kind in ("values", "signed") if kind in entry}
+            scales = {k: {n: np.array(v, np.float32) for n, v in of.items()} for k, of in packed.items()}
+            file = root / slug(method) / f"{part}.npy"
+            shards.append(Shard(method, index["checkpoint"], own, size, explained, file, scales, seal))
+        return shards
     except UNREADABLE as error:
         raise _unreadable(path, error) from error
 
@@ -301,13 +319,10 @@ def _check(method: str, maps: Maps) -> None:
             f"{method} has {n} maps but {len(maps.ids)} ids and {maps.explained.numel()} explained classes; "
             "stored maps need one of each"
         )
-    for values in (maps.values, maps.signed_values):
-        if values is None:
-            continue
+    for values in (maps.values, maps.values if maps.signed_values is None else maps.signed_values):
         if len(values) != n:
             raise InputError(f"{method} has {n} maps but {len(values)} signed maps; they must match")
-        finite = values.isfinite().flatten(1).all(1)
-        if not finite.all():
+        if not (finite := values.isfinite().flatten(1).all(1)).all():
             bad = maps.ids[int((~finite).nonzero()[0, 0])]
             raise InputError(f"the map of {method} for {bad!r} has NaN or infinite values; leave it out")
 
@@ -318,11 +333,69 @@ def _sizes(maps: StoredMaps) -> str:
     return f"{own} for images of {whole}{signed}"
 
 
-def _shortest(numbers: Tensor) -> list[float]:
-    """float32 numbers with the fewest digits that restore them."""
-    return [float(str(number)) for number in numbers.flatten().cpu().numpy()]
-
-
-def _save_array(values: np.ndarray, path: Path) -> None:
+def save(path: Path, write: Callable[..., None], **arrays: np.ndarray) -> None:
+    """Call np.save or np.savez, which would append a suffix to the name of a temporary file."""
     with path.open("wb") as file:
-        np.save(file, values, allow_pickle=False)
+        write(file, **arrays)
+
+
+class PictureStore:
+    """The images of a run by their ids."""
+
+    def __init__(self, root: Path, ledger: Ledger) -> None:
+        self.root, self._ledger = root, ledger
+
+    def path(self, name: str) -> Path | None:
+        """The file of an image, if it is stored."""
+        files = (self.root / f"{file_stem(name)}{suffix}" for suffix in (".png", ".jpg"))
+        return next(filter(Path.exists, files), None)
+
+    def read(self, name: str) -> bytes | None:
+        """PNG or JPEG bytes; None if not stored. Raises DamagedError if they differ from what was written."""
+        path = self.path(name)
+        if path is None:
+            return None
+        with plain(path).open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if hashlib.sha256(content).hexdigest() != self._ledger.picture_hash(path):
+            raise damaged(path, "its content is not what was written")
+        why = "it is too large"
+        try:
+            with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as picture:
+                if len(content) <= MOST_BYTES and math.prod(picture.size) <= MOST_PIXELS:
+                    return content
+        except NO_PICTURE:
+            why = "its image size is implausible"
+        raise StoreError(f"cannot show {path}: {why}; heatproof verify names all damage")
+
+    def planes(self, name: str) -> tuple[int, ...] | None:
+        """The planes of a volume that its image shows, from the file's comment; None without one."""
+        content = self.read(name)
+        if content is None:
+            return None
+        with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as picture:
+            note = picture.info.get("comment", "")
+        match = PLANES.fullmatch(str(note, "ascii", "replace") if isinstance(note, bytes) else str(note))
+        return tuple(map(int, match[1].split())) if match else None
+
+    def files(self, name: str, picture: np.ndarray | Sheet) -> dict[Path, Content]:
+        """The file of one image, "H W 3" uint8, and its content."""
+        content, suffix = encode(*picture) if isinstance(picture, Sheet) else encode(picture)
+        return {self.root / f"{file_stem(name)}{suffix}": content}
+
+
+def encode(pixels: np.ndarray, planes: Sequence[int] = ()) -> tuple[bytes, str]:
+    """An image as a file, and its suffix; planes: of a volume, written to the file's comment."""
+    picture, out, info = Image.fromarray(pixels), io.BytesIO(), PngInfo()
+    note = f"planes {' '.join(map(str, planes))}" if planes else ""
+    if note:
+        info.add_text("comment", note)
+    few = picture.getcolors(FEW_COLOURS) is not None
+    how: dict[str, Any] = {"quality": QUALITY, "subsampling": 0, "comment": note.encode()}
+    picture.save(out, "PNG" if few else "JPEG", **{"pnginfo": info} if few else how)
+    return out.getvalue(), ".png" if few else ".jpg"
+
+
+def file_stem(name: str) -> str:
+    """A name for an image's file that is valid for any id."""
+    return hash_of(name)[:24]

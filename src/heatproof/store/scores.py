@@ -28,17 +28,9 @@ from heatproof.errors import InputError, MissingExtraError, StoreError, did_you_
 from heatproof.rows import Score
 
 COLUMNS = {
-    "model": "VARCHAR",
-    "checkpoint": "VARCHAR",
-    "image": "VARCHAR",
-    "label": "BIGINT",
-    "explained": "BIGINT",
-    "method": "VARCHAR",
-    "metric": "VARCHAR",
-    "value": "DOUBLE",
-    "reason": "VARCHAR",
-    "unit": "VARCHAR",
-}
+    "model": "VARCHAR", "checkpoint": "VARCHAR", "image": "VARCHAR", "label": "BIGINT", "explained": "BIGINT",
+    "method": "VARCHAR", "metric": "VARCHAR", "value": "DOUBLE", "reason": "VARCHAR", "unit": "VARCHAR",
+}  # fmt: skip
 FORMATS = ("csv", "parquet", "latex")
 
 # DuckDB must not download an extension because a query names an unknown function.
@@ -57,13 +49,9 @@ class Scores:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        parts: Callable[[], Sequence[Path]] | None = None,
-        status: Callable[[], Mapping[str, Any]] | None = None,
+        self, folder: Path, parts: Callable[[], Sequence[Path]], status: Callable[[], Mapping[str, Any]]
     ) -> None:
-        self.folder, self._status = folder, status
-        self._parts = parts or (lambda: sorted(folder.glob("*.parquet")))
+        self.folder, self._parts, self._status = folder, parts, status
 
     def sql(self, query: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
         """The rows of a query as dicts; each `?` in the query is replaced by the next parameter."""
@@ -101,15 +89,8 @@ class Scores:
 
     def digest(self) -> str:
         """A hash of all rows without their units: equal for equal rows in any order and any parts."""
-        names = ", ".join(name for name in COLUMNS if name != "unit")
-        count = total = 0
-        with _clear_query_failure():
-            cursor = self._cursor().execute(f"select {names} from scores")
-            while rows := cursor.fetchmany(10_000):
-                count += len(rows)
-                for row in rows:  # ascii() writes each float and string in exactly one way
-                    total += int.from_bytes(hashlib.sha256(ascii(row).encode()).digest(), "big")
-        return hashlib.sha256(f"{count} {total % 2**256}".encode()).hexdigest()
+        rows = self.sql("select * exclude (unit) from scores order by all")
+        return hashlib.sha256(ascii(rows).encode()).hexdigest()  # which writes each value in exactly one way
 
     def export(self, path: str | Path, format: str) -> None:
         """All rows, sorted, as csv or parquet; as latex, means with their n for each metric and method."""
@@ -121,16 +102,13 @@ class Scores:
         if format == "latex":
             write_whole({path: "\n".join(self._latex())})
             return
-        cursor = self._cursor()
-        header = ", header" if format == "csv" else ""
-        query = "from scores order by all"
+        query, options = "from scores order by all", f"format {format}"
         if format == "csv":  # as csv_cell does it
             texts = (name for name, kind in COLUMNS.items() if kind == "VARCHAR")
             begins = ", ".join(f"chr({ord(letter)})" for letter in FORMULA)
             safe = (f"if({name}[1] in ({begins}), chr(39) || {name}, {name}) as {name}" for name in texts)
-            query = f"select * replace ({', '.join(safe)}) from ({query})"
-        rows = partial(_copy, cursor, query, options=f"format {format}{header}")
-        write_whole({path: rows})
+            query, options = f"select * replace ({', '.join(safe)}) from ({query})", "format csv, header"
+        write_whole({path: partial(_copy, self._cursor(), query, options=options)})
 
     def _latex(self) -> Iterator[str]:
         """One table per model and checkpoint: metrics down, methods across, in each cell mean (n)."""
@@ -176,9 +154,10 @@ class Scores:
         return cursor
 
     def _with_status(self, cursor: Any, query: str) -> Any:
-        if self._status is not None and re.search(r"\bstatus\b", query):
-            row = self._status()
-            values = ", ".join(f"{_value(value)} as {name}" for name, value in row.items())
+        if re.search(r"\bstatus\b", query):
+            kinds = {str: "VARCHAR", float: "DOUBLE", int: "INTEGER"}
+            row = {name: f"{_literal(str(v))}::{kinds[type(v)]}" for name, v in self._status().items()}
+            values = ", ".join(f"{value} as {name}" for name, value in row.items())
             cursor.execute(f"create or replace temp view status as select {values}")
         return cursor
 
@@ -211,40 +190,34 @@ def _clear_query_failure() -> Iterator[None]:
 def write_part(path: Path, scores: Sequence[Score], unit: str) -> None:
     """Write the rows of a unit as one Parquet file under the path itself, which must be a temporary name."""
     rows: dict[str, np.ndarray] = {}
-    typed: list[str] = []
-    for name, kind in COLUMNS.items():
-        if name == "unit":
-            continue
-        typed.append(f"{name}::{kind} as {name}")
+    typed = {name: f"{name}::{kind}" for name, kind in COLUMNS.items()} | {"unit": _literal(unit)}
+    for name in Score.__dataclass_fields__:
         values = list(map(attrgetter(name), scores))
-        if kind == "VARCHAR":
+        if COLUMNS[name] == "VARCHAR":
             texts = {value: valid_unicode(value) for value in set(values)}  # few, over and over
             rows[name] = np.array([texts[value] for value in values], dtype=object)
-        elif kind == "BIGINT":
+        elif COLUMNS[name] == "BIGINT":
             # DuckDB 1 ignores the mask of a masked array, so missing values have a column of their own.
             rows[f"no_{name}"] = np.array([value is None for value in values], dtype=bool)
             rows[name] = np.array([0 if value is None else int(value) for value in values], dtype=np.int64)
-            typed[-1] = f"(case when no_{name} then null else {name} end)::{kind} as {name}"
-        else:
+            typed[name] = f"(case when no_{name} then null else {name} end)::BIGINT"
+        else:  # DuckDB reads NaN in an array as NULL; a value is never NULL, so that is undone without loss
             rows[name] = np.array(values, dtype=np.float64)
+            typed[name] = f"coalesce({name}::DOUBLE, 'nan')"
     cursor = _database().cursor()
     cursor.register("rows", rows)
-    # DuckDB reads NaN in an array as NULL; a score's value is never NULL, so that is undone without loss.
-    defined = "* replace (coalesce(value, 'nan') as value)"
-    query = f"select {defined}, {_literal(unit)} as unit from (select {', '.join(typed)} from rows)"
+    query = f"select {', '.join(f'{value} as {name}' for name, value in typed.items())} from rows"
     _copy(cursor, query, path, "format parquet, compression zstd")
 
 
 def _copy(cursor: Any, query: str, path: Path, options: str) -> None:
-    duckdb = _duckdb()
     try:
         cursor.execute(f"copy ({query}) to {_literal(str(path))} ({options})")
-    except duckdb.Error as error:
-        message = str(error)
-        for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG):
-            if os.strerror(code) in message:
-                raise OSError(code, os.strerror(code)) from error
-        raise OSError(errno.EIO, " ".join(message.split())) from error
+    except _duckdb().Error as error:
+        known = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG)
+        code = next((code for code in known if os.strerror(code) in str(error)), errno.EIO)
+        why = " ".join(str(error).split()) if code == errno.EIO else os.strerror(code)
+        raise OSError(code, why) from error
 
 
 def _database() -> Any:
@@ -263,12 +236,6 @@ def _duckdb() -> Any:
         ) from error
 
 
-def _value(value: Any) -> str:
-    if isinstance(value, str):
-        return _literal(value)
-    return f"{value}::DOUBLE" if isinstance(value, float) else str(value)
-
-
 def _literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
@@ -277,12 +244,11 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-_LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-}
+_LATEX = str.maketrans(
+    {letter: f"\\{letter}" for letter in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+)
 
 
 def latex_text(text: str) -> str:
-    return "".join(_LATEX.get(letter, letter) for letter in _one_line(text))
+    return _one_line(text).translate(_LATEX)

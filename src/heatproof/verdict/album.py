@@ -42,8 +42,7 @@ from heatproof.models.load import best_device
 from heatproof.models.model import Model, as_model
 from heatproof.models.queue import Queue, all_logits
 from heatproof.models.running import frozen_eval
-from heatproof.run.study import open_study
-from heatproof.run.weights import foreign_code, weights_hash
+from heatproof.run.study import foreign_code, open_study, weights_hash
 from heatproof.show import pixels
 from heatproof.store import RunFolder
 from heatproof.types import ArrayLike, Maps

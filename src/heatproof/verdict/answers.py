@@ -18,7 +18,7 @@ from heatproof.errors import UnknownNameError
 from heatproof.metrics.evidence_record import HALF, EvidenceItem
 from heatproof.registry import key_of
 from heatproof.show import plain_table, text
-from heatproof.store.facts import Facts
+from heatproof.store.manifest import Facts
 from heatproof.verdict.rules import matching
 
 SCHEMA = 2

@@ -24,10 +24,9 @@ from heatproof.metrics.evidence_record import FOLDER, EvidenceRecord
 from heatproof.metrics.results import PerClass
 from heatproof.metrics.stats import above_floors, mean_interval
 from heatproof.registry import parse_call
-from heatproof.store.facts import Facts, MetricFacts
 from heatproof.store.folder import RunFolder
 from heatproof.store.ledger import read_record
-from heatproof.store.manifest import Manifest
+from heatproof.store.manifest import Facts, Manifest, MetricFacts
 from heatproof.verdict.alarms import Alarm, find_alarms
 from heatproof.verdict.trajectory import NAN, Trajectory, class_names, ordered
 

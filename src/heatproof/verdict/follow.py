@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtr
 
-from heatproof.store.facts import Facts, MetricFacts
+from heatproof.store.manifest import Facts, MetricFacts
 from heatproof.verdict.answers import Answer
 
 ENOUGH = 30  # images

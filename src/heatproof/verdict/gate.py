@@ -24,7 +24,7 @@ from heatproof.errors import InputError, UnknownNameError, counted, did_you_mean
 from heatproof.registry import key_of, metrics
 from heatproof.rows import epoch_of
 from heatproof.store import RunFolder
-from heatproof.store.facts import Facts
+from heatproof.store.manifest import Facts
 from heatproof.verdict.alarms import Alarm, find_alarms
 from heatproof.verdict.answers import Answer
 from heatproof.verdict.data import ANSWERS, PAIR, read_run

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from heatproof.errors import InputError
 from heatproof.registry import key_of
-from heatproof.store.facts import MethodFacts, MetricFacts
+from heatproof.store.manifest import MethodFacts, MetricFacts
 
 Registered = Callable[[str], MetricFacts | MethodFacts | None]
 

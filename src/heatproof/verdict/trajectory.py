@@ -26,7 +26,7 @@ from heatproof.metrics.results import PerClass
 from heatproof.metrics.stats import as_array
 from heatproof.registry import parse_call
 from heatproof.rows import PRETRAINED, RANDOM, epoch_of
-from heatproof.run.predictions import anchor_of, anchor_probabilities, read_predictions
+from heatproof.run.plan import anchor_probabilities, read_predictions
 from heatproof.store import RunFolder
 from heatproof.train.recipe import GradientNorm
 from heatproof.verdict.epochs import read_gradients
@@ -236,7 +236,7 @@ def _read(folder: RunFolder, model: str, checkpoint: str, metric: str) -> Checkp
     lists = parse_call(metric)[1]
     listed = probs
     if anchor := lists.get("anchor"):
-        listed = anchor_probabilities(folder, anchor_of(anchor, list(folder.manifest.models)), ids, model)
+        listed = anchor_probabilities(folder, anchor, ids, model)
     tau = lists.get("tau", answers.limits or 0.5)
     if answers.limits is None:
         right, label_states = _stored_accuracy(folder, model, checkpoint), {}

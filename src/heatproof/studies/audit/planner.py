@@ -37,16 +37,12 @@ from heatproof.run.checks import (
     check_head,
     check_study,
     first_answers,
-    order_warning,
 )
-from heatproof.run.config import check_network, study_from
-from heatproof.run.engine import resolve_defaults
-from heatproof.run.estimate import CHEAP, Trials
-from heatproof.run.metrics import read_metrics
+from heatproof.run.config import check_network, read_metrics, study_from
+from heatproof.run.engine import CHEAP, Trials, resolve_defaults
 from heatproof.run.plan import PER_MAP, PlannedUnit
 from heatproof.run.progress import spell
-from heatproof.run.study import ResolvedStudy, open_study
-from heatproof.run.weights import LIBRARIES_WITHOUT_WEIGHTS
+from heatproof.run.study import LIBRARIES_WITHOUT_WEIGHTS, ResolvedStudy, open_study
 from heatproof.run.worker import Worker
 from heatproof.store import Manifest, RunFolder
 from heatproof.studies.audit.settings import BATCH, AuditSettings
@@ -150,7 +146,7 @@ def _warnings(resolved: ResolvedStudy) -> list[str]:
         name = source.classes[used.pop()]
         return [f"all images are of class {name}, so whether the network can distinguish classes is unknown"]
     answers = first_answers(resolved, TRIED)
-    warnings = order_warning(resolved, answers)
+    warnings = list(filter(None, [answers.order(source.classes)])) if answers else []
     if answers is None or not answers.single or len(answers.truth) < TRIED:
         return warnings
     chance = 1 / len(source.classes)

@@ -11,7 +11,7 @@ from typing import Any
 from heatproof.images.kinds import Guess
 from heatproof.models.names import placed_spec
 from heatproof.registry import check_methods
-from heatproof.run.metrics import read_metrics
+from heatproof.run.config import read_metrics
 from heatproof.studies.settings import (
     DEVICE,
     EXPECT_ACCURACY,

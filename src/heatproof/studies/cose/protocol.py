@@ -55,8 +55,7 @@ from heatproof.run.engine import UnitGroup, UnitRows, compute_units
 from heatproof.run.process import fixed_threads
 from heatproof.run.progress import Progress
 from heatproof.run.score import RowMaker, labels_of
-from heatproof.run.study import ResolvedStudy
-from heatproof.run.weights import LIBRARIES_WITHOUT_WEIGHTS, weights_hash
+from heatproof.run.study import LIBRARIES_WITHOUT_WEIGHTS, ResolvedStudy, weights_hash
 from heatproof.show import eight_bit
 from heatproof.store import Manifest, RunFolder
 from heatproof.studies.common import need_one_class, run_config, some

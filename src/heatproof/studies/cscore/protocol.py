@@ -36,8 +36,7 @@ from heatproof.models.names import placed_spec
 from heatproof.run.config import study_from
 from heatproof.run.engine import Result
 from heatproof.run.progress import Progress
-from heatproof.run.study import ResolvedStudy, open_study
-from heatproof.run.weights import find_checkpoints, seeded_builder
+from heatproof.run.study import ResolvedStudy, find_checkpoints, open_study, seeded_builder
 from heatproof.store import RunFolder
 from heatproof.studies import common
 from heatproof.studies.common import Outcome, named_run, run_config, some, study_file

@@ -31,8 +31,7 @@ from heatproof.report.markdown_report import MarkdownReport
 from heatproof.run.config import study_from
 from heatproof.run.engine import Result
 from heatproof.run.progress import Progress
-from heatproof.run.study import ResolvedStudy, open_study
-from heatproof.run.weights import LIBRARIES_WITHOUT_WEIGHTS
+from heatproof.run.study import LIBRARIES_WITHOUT_WEIGHTS, ResolvedStudy, open_study
 from heatproof.studies.common import Outcome, named_run, run_config, study_file, with_floors
 from heatproof.studies.localise import results as rows
 from heatproof.studies.localise.images import Sifted, class_groups, reasons, sift, without, write_list
