@@ -112,7 +112,7 @@ class Metric(Entry):
     family: str = "Other"  # its heading in the table
     parts: Mapping[str, str] = field(default_factory=dict)  # titles of the further numbers that it returns
     floors: tuple[str, ...] = ("random", "edges")  # to be beaten by a method that looks at the network
-    question: str = ""  # "map": whether it follows the network, "network": whether that looks where it should
+    question: str = ""  # "map": whether it follows the network, "network": what that uses
     votes: bool = False  # whether the verdict rests on it; others of the same question are information
     headline: bool = False  # whether images may be ranked by it
     bundle: str = ""  # the name of its family: the metrics of one function

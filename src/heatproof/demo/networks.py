@@ -31,9 +31,10 @@ from heatproof.contrast.pair import Flips, make_pair
 from heatproof.contrast.score import TOKEN_REMOVED
 from heatproof.disk import write_whole
 from heatproof.errors import InputError
-from heatproof.explain.api import explain
 from heatproof.explain.floors import is_floor
 from heatproof.images.codes import make_codes, write_codes
+from heatproof.metrics.evidence_record import EvidenceRecord
+from heatproof.metrics.interventions import evidence
 from heatproof.models.checkpoints import load_checkpoint
 from heatproof.run.config import toml
 from heatproof.studies.qr.trainings import NETWORK, as_data
@@ -49,7 +50,6 @@ from heatproof.train import (
     two_phase_recipe,
 )
 from heatproof.train.loop import weights_file
-from heatproof.verdict.album import ClassPages, make_album
 from heatproof.verdict.follow import follow_metric
 
 CLASSES = ("no code", "QR code")
@@ -64,7 +64,7 @@ FOLLOWED_METHODS = (*LIGHT, "random", "edges")
 FOLLOWED = ("cscore", *CLASSIFIER, "structure_score", "fmr", "bl", "inside")  # at every checkpoint
 FIRST, BATCH = "first", 16
 USES = ("train", "test", "valid")  # of images; no two uses, and no two seeds of the demo, share any
-FOLDER, TOKEN, ALBUM = "twin", "tag", "gradcam"
+FOLDER, TOKEN = "twin", "tag"
 RATE = 1e-3  # learning rate of the twin's first epoch: it grows until the tag is learnt
 
 
@@ -216,7 +216,7 @@ class Twin:
     """Results of the contrast test on the demo's network."""
 
     contrast: Contrast
-    albums: Mapping[str, ClassPages]  # of A and B: what each uses in codes that have the tag
+    records: Mapping[str, EvidenceRecord]  # of A and B: what each uses in codes that have the tag
 
     @property
     def point(self) -> ContrastPoint:
@@ -261,7 +261,8 @@ def cheating_twin(
     """
     model = small_net(len(CLASSES), sizes.pixels, sizes.width, seed)
     load_checkpoint(model.module, out / weights)
-    codes = codes_to_learn(sizes.twin, sizes, seed, "valid")
+    drawn = make_codes("qr", sizes.twin, sizes.twin, sizes.pixels, len(USES) * seed + USES.index("valid"))
+    codes = as_data(drawn)
     ids = tuple(map(str, range(len(codes.labels))))
     images = Labelled(model.preprocess.from_bytes(codes.images), codes.labels, ids, dict(enumerate(CLASSES)))
     result = contrast(
@@ -274,8 +275,15 @@ def cheating_twin(
         model, images.images, images.labels, TOKEN, CODE, seed=seed, out=out / FOLDER / "strength-100",
         ids=images.ids, lr=RATE,
     )  # fmt: skip
-    albums = {}
-    for name, network in (("A", pair.a), ("B", pair.b)):
-        maps = explain(network, pair.images, ALBUM, CODE, seed=pair.seed, ids=pair.ids)
-        albums[name] = make_album(network, pair.images, maps, classes=CLASSES)[CODE]
-    return Twin(result, albums)
+    boxes = torch.from_numpy(drawn.masks["box"])[[int(name) for name in pair.ids]]
+    others = images.images[codes.labels != CODE][: len(boxes)]
+    inputs, regions = (
+        torch.cat([pair.images, others]),
+        torch.cat([boxes, torch.zeros_like(boxes)[: len(others)]]),
+    )
+    labels = [CODE] * len(boxes) + [1 - CODE] * len(others)
+    records = {
+        name: evidence(labels, model=network, images=inputs, regions=regions, classes=CLASSES, seed=pair.seed)
+        for name, network in (("A", pair.a), ("B", pair.b))
+    }
+    return Twin(result, records)

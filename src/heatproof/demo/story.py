@@ -8,7 +8,7 @@ from typing import Any
 
 from heatproof.demo.networks import CLASSES, CODE, HARM, HARMFUL, HEALTHY, Sizes, Twin
 from heatproof.explain.floors import is_floor
-from heatproof.report.page import AlbumClass, advice
+from heatproof.report.page import EvidenceStrip, advice
 from heatproof.report.pieces import Line, LinePanel, Mark, Panels, Section
 from heatproof.show import address
 from heatproof.studies.contrast.protocol import maps_over_pictures, table
@@ -79,7 +79,13 @@ def cheating(twin: Twin) -> dict[str, Any]:
             (title, [(address(p), caption) for p, caption in zip(pictures, captions, strict=False)])
             for title, (pictures, captions) in rows.items()
         ],
-        "albums": [(NETWORKS[which], AlbumClass(pages)) for which, pages in twin.albums.items()],
+        "networks": [
+            (
+                NETWORKS[which],
+                [EvidenceStrip(item, CLASSES[CODE]) for item in record.items if item.label == CODE],
+            )
+            for which, record in twin.records.items()
+        ],
         "answer": told_apart(twin),
         "numbers": table(point),
     }

@@ -7,7 +7,9 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 import numpy as np
@@ -212,6 +214,11 @@ class EvidenceRecord:
     def from_json(cls, record: Mapping[str, Any]) -> EvidenceRecord:
         """The record of `as_json`; raises ValueError (msgspec.ValidationError) if it is malformed."""
         return msgspec.convert(record, cls, dec_hook=_from_png, strict=False)
+
+
+def evidence_file(folder: Path, checkpoint: str) -> Path:
+    """The file of a checkpoint's record in a run folder."""
+    return folder / FOLDER / f"{quote(checkpoint, safe='')}.json"
 
 
 def png(image: np.ndarray) -> str:

@@ -93,26 +93,27 @@ class Pair(NamedTuple):
 
 def _in_a_run(function: Callable[..., Any], pool: ImagePool, options: dict[str, Any]) -> EvidenceRecord:
     """Run the interventions on all images of a checkpoint, by the maps of its first method."""
-    batch = pool.pictures(IN_A_RUN)
-    labels = batch.findings if batch.findings is not None else batch.labels
-    if labels is None:
+    batches = pool.annotated(IN_A_RUN)
+    labels = [batch.labels if batch.findings is None else batch.findings for batch in batches]
+    if not batches or any(own is None for own in labels):
         raise InputError("evidence needs labels, and the images have none")
     own = [name for name in pool.methods if not is_floor(name) and not is_stored(name)]
     return function(
-        labels, model=pool.model, images=batch.images, methods=own[:1] or METHODS, regions=regions_of(batch),
-        ids=batch.ids, classes=pool.classes, layer=pool.layer, **pool.passes, **options,
+        torch.cat([own for own in labels if own is not None]), model=pool.model,
+        images=torch.cat([batch.images for batch in batches]), methods=own[:1] or METHODS,
+        regions=torch.cat([regions_of(batch) for batch in batches]), layer=pool.layer, classes=pool.classes,
+        ids=[name for batch in batches for name in batch.ids], **pool.passes, **options,
     )  # fmt: skip
 
 
-def regions_of(batch: Batch) -> Tensor | None:
-    """Masks "b H W" of the annotated objects: masks of parts, else boxes; None without annotations."""
-    truth = batch.truth
-    if truth is None or not (truth.masks or truth.boxes):
-        return None
-    if truth.masks:
-        return torch.stack(list(truth.masks.values())).any(0)
+def regions_of(batch: Batch) -> Tensor:
+    """Masks "b H W" of the annotated objects: masks of parts, else boxes; without annotations all False."""
     masks = torch.zeros(len(batch.images), *size_of(batch.images), dtype=torch.bool)
-    for mask, boxes in zip(masks, truth.boxes or (), strict=True):
+    if batch.truth is None:
+        return masks
+    if batch.truth.masks:
+        return torch.stack([mask.cpu() for mask in batch.truth.masks.values()]).any(0)
+    for mask, boxes in zip(masks, batch.truth.boxes or (), strict=False):
         for x0, y0, x1, y1 in boxes:
             mask[math.floor(y0) : math.floor(y1) + 1, math.floor(x0) : math.floor(x1) + 1] = True
     return masks

@@ -59,6 +59,7 @@ class ImagePool:
     pictures: Callable[[int], Batch]  # largest number of images; labels if they are explained
     layer: Any
     passes: Mapping[str, Any]  # options of everything that runs the model
+    annotated: Callable[[int], list[Batch]]  # largest number of images, with all labels and annotations
     classes: tuple[str, ...] = ()  # names by number
 
 

@@ -68,7 +68,8 @@ class MetricRequest:
     @property
     def per_method(self) -> bool:
         """Whether there is a value for each method rather than one for the classifier."""
-        return not self.group or self.runs_network or "maps" in self.entry.needs
+        about_network = self.runs_network and self.entry.question == "network"
+        return not self.group or (self.runs_network and not about_network) or "maps" in self.entry.needs
 
     def named(self, part: str) -> str:
         """The name of a further number of the same metric.

@@ -23,6 +23,7 @@ from heatproof.errors import HeatproofError, InputError
 from heatproof.explain.api import is_stored
 from heatproof.explain.masking import uncertainty
 from heatproof.images import Failure
+from heatproof.metrics.evidence_record import EvidenceRecord, evidence_file
 from heatproof.metrics.kit import Cause, PerImage, blanked, finite
 from heatproof.metrics.results import PerClass
 from heatproof.metrics.scene import BatchContext, CheckpointContext, ImagePool
@@ -37,6 +38,7 @@ from heatproof.run import plan
 from heatproof.run.config import MetricRequest, read_metrics
 from heatproof.run.study import ALL_CLASSES_UP_TO
 from heatproof.store import MapStore, RunFolder
+from heatproof.store.ledger import write_record
 from heatproof.store.maps import halved, restored
 from heatproof.timeline import span
 from heatproof.types import Batch, Maps, Score
@@ -428,6 +430,14 @@ class _StoredGroup:
                 by_method = request.entry.call(request.entry.function, pool, dict(request.options))
         except HeatproofError as error:
             why = str(error)
+        if isinstance(by_method, EvidenceRecord):  # about the network, whichever maps chose its patches
+            record = replace(by_method, checkpoint=self.unit.checkpoint)
+            write_record(evidence_file(self.folder.path, record.checkpoint), record.as_json(), indent=None)
+            yield from (("", cell) for cell in cells(request, record.scores))
+            return
+        if not request.per_method:
+            yield "", (None, request.text, math.nan, why or NOT_DEFINED)
+            return
         for method in self.unit.methods:
             scores = by_method.get(method, PerImage({part: torch.empty(0) for part in request.entry.parts}))
             reason = why if method in methods else READ

@@ -297,6 +297,7 @@ class Worker:
         source = self.opened.source
 
         def pictures(count: int) -> Batch:
+            """Images of exactly one class."""
             single = [i for i, s in enumerate(source.samples) if s.findings is None or len(s.findings) == 1]
             if not single:
                 raise InputError("no picture has exactly one finding, so none is of one class alone")
@@ -309,9 +310,14 @@ class Worker:
             images = torch.cat([part.images for part in parts])
             return Batch(ids, images, torch.cat(labels) if labels else None)
 
+        def annotated(count: int) -> list[Batch]:
+            """Images with all their labels and annotations."""
+            chosen = draw([next(iter(s.stated), None) for s in source.samples], count, unit.seed)
+            return [loaded.batch for loaded in self.load(unit.checkpoint, chosen) if loaded.batch.ids]
+
         model, layer = self.opened.model(unit.checkpoint), self.opened.study.model.layer
         passes = {"seed": unit.seed, "progress": self.passed}
-        return ImagePool(model, unit.methods, pictures, layer, passes)
+        return ImagePool(model, unit.methods, pictures, layer, passes, annotated, source.classes)
 
     def group(self, unit: PlannedUnit) -> None:
         """Compute and write a unit about all images of a checkpoint, or about several checkpoints."""

@@ -298,7 +298,6 @@ RECORDS: dict[str, Any] = {  # types of the records of a run folder; run.json ha
     "hashes.json": dict[str, dict[str, list[Any]]],
     "gradients.json": dict[str, dict[str, dict[str, tuple[float, float]]]],
     "left_out.json": dict[str, dict[str, str]],
-    "album.json": dict[str, Any],
     "verdict.json": dict[str, Any],
 }
 _verified: dict[str, tuple[Any, ...]] = {}

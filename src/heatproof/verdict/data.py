@@ -20,12 +20,12 @@ from heatproof.disk import valid_unicode
 from heatproof.errors import InputError, StoreError, did_you_mean
 from heatproof.images.duplicates import near_duplicates
 from heatproof.images.findings import entry_id, finding_name
-from heatproof.metrics.evidence_record import FOLDER, EvidenceRecord
+from heatproof.metrics.evidence_record import EvidenceRecord, evidence_file
 from heatproof.metrics.results import PerClass
 from heatproof.metrics.stats import above_floors, mean_interval
 from heatproof.registry import parse_call
 from heatproof.store.folder import RunFolder
-from heatproof.store.ledger import read_record
+from heatproof.store.ledger import known_record
 from heatproof.store.manifest import Facts, Manifest, MetricFacts
 from heatproof.verdict.alarms import Alarm, find_alarms
 from heatproof.verdict.trajectory import NAN, Trajectory, class_names, ordered
@@ -349,14 +349,12 @@ def read_run(folder: RunFolder, model: str | None = None, checkpoint: str | None
 
 def read_evidence(folder: RunFolder, checkpoint: str) -> EvidenceRecord | None:
     """The record of the metric evidence at a checkpoint; None if the run has none."""
-    for path in sorted((folder.path / FOLDER).glob("*.json")):
-        try:
-            record = EvidenceRecord.from_json(read_record(path))
-        except ValueError as error:
-            raise StoreError(f"cannot read {path}: {error}; run the study again") from error
-        if record.checkpoint == checkpoint:
-            return record
-    return None
+    path = evidence_file(folder.path, checkpoint)
+    record = known_record(path)
+    try:
+        return None if record is None else EvidenceRecord.from_json(record)
+    except ValueError as error:
+        raise StoreError(f"cannot read {path}: {error}; run the study again") from error
 
 
 def order_methods(names: Sequence[str], manifest: Manifest) -> list[str]:

@@ -42,7 +42,7 @@ from heatproof.report.pieces import (
     with_sub,
 )
 from heatproof.report.tables import Table, Value
-from heatproof.run.checks import input_warnings, listed_classes
+from heatproof.run.checks import input_warnings
 from heatproof.run.study import listed_classes
 from heatproof.show import address, overlay
 from heatproof.studies.common import TableFile, with_floors

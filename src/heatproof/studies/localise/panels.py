@@ -3,9 +3,7 @@
 Maps come from the run folder; curves are computed again at all points, and wrongly classified images are
 explained once more for the class they were taken for. That is all the model does here.
 
-For each class with at least FEWEST images that are faithful but off-object, the crops under the strongest
-place of those maps are grouped by what they look like to the network, as the evidence album does it
-(verdict/album.py), and painted over: a shortcut is a habit, not one image.
+What the network uses off the object is found by moving it into other images (metrics/interventions.py).
 """
 
 from __future__ import annotations
@@ -23,12 +21,14 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from heatproof.disk import valid_unicode
+from heatproof.errors import InputError
 from heatproof.explain.api import explain
 from heatproof.explain.baselines import segments_of, top_segments
 from heatproof.images import Source
 from heatproof.images.files import Box
 from heatproof.images.loader import batches
 from heatproof.metrics import insertion_deletion
+from heatproof.metrics.interventions import OFF_OBJECT, evidence, regions_of
 from heatproof.metrics.localisation import budget_masks
 from heatproof.models import Model
 from heatproof.registry import parse_call
@@ -36,15 +36,13 @@ from heatproof.report.panels import INK, PAPER, Tile, explains, panel, sheet
 from heatproof.show import overlay, pixels
 from heatproof.store import MapStore
 from heatproof.studies.common import some
-from heatproof.studies.localise.results import KINDS, METRICS, OFF, Flag, LocaliseResults
+from heatproof.studies.localise.results import KINDS, METRICS, Flag, LocaliseResults
 from heatproof.studies.localise.settings import LocaliseSettings
 from heatproof.types import Batch, Maps, per_map, upsample
-from heatproof.verdict.album import CROP, bind, find_crops
 
 MAX_METHODS = 4  # rows of a panel
 AT_ONCE = 8  # images in memory
-FEWEST = 3  # flagged images of a class whose crops are grouped, and crops of a group that is shown
-MOST = 40  # flagged images of a class whose crops are grouped
+MOST = 400  # images whose evidence is moved
 MAX_CROPS = 8  # crops of a group
 GREEN, RED, BOX = (0, 158, 60), (213, 40, 30), (0, 220, 70)
 SHADE = 0.5  # weight of green and red over a segment
@@ -161,34 +159,28 @@ class Studio:
                 rows.append([Tile(with_boxes(image, boxes), name), *tiles])
         return self.save(sheet(rows, heading="LIME: the five segments that speak most"), "counts", "segments")
 
-    def patterns(self, flags: Sequence[Flag]) -> list[str]:
-        """What several flagged images of a class share, as Markdown; the largest group first."""
+    def patterns(self) -> list[str]:
+        """What turns answers off the object when it is moved into other images, as Markdown."""
         results, texts = self.results, []
-        off = [flag for flag in flags if flag.kind == OFF]
-        for label in sorted({results.explained[flag.image] for flag in off}):
-            own = [flag for flag in off if results.explained[flag.image] == label]
-            method = Counter(flag.method for flag in own).most_common(1)[0][0]
-            images = sorted({flag.image for flag in own if flag.method == method})
-            if len(images) < FEWEST:
-                continue
-            loaded = self.batches(images[:MOST])
-            maps = self._stored(method, [valid_unicode(name) for batch in loaded for name in batch.ids])
-            inputs = torch.cat([batch.images for batch in loaded])
-            crops = find_crops(self.model, label, inputs, [maps], CROP, self.settings.layer)
-            (pages,) = bind({label: crops}, results.classes)
-            group = pages.groups[0] if pages.groups else None
-            if group is None or group.n < FEWEST:
-                continue
-            name, crops_shown = results.class_name(label), group.crops[:MAX_CROPS]
-            tiles = [Tile(Image.fromarray(crop.pixels), f"{i}") for i, crop in enumerate(crops_shown, 1)]
-            drawn = panel(tiles, columns=MAX_CROPS, heading=f"{name}: under the strongest place of {method}")
-            path = self.save(drawn, f"{label}", "shared")
-            text = (
-                f"**{name}** ({method}): {group.n} of {len(images)} flagged images share what these crops "
-                f"show. {group.sentence}\n\n![{name}](panels/{path.name})"
-            )
-            texts.append((group.n, text))
-        return [text for _, text in sorted(texts, key=lambda pair: -pair[0])]
+        loaded = self.batches(sorted(results.explained)[:MOST])
+        images = torch.cat([batch.images for batch in loaded])
+        labels = [results.explained[valid_unicode(name)] for batch in loaded for name in batch.ids]
+        regions = torch.cat([regions_of(batch) for batch in loaded])
+        try:
+            record = evidence(
+                labels, model=self.model, images=images, regions=regions, methods=self.methods[:1],
+                layer=self.settings.layer, seed=self.settings.seed, classes=results.classes,
+            )  # fmt: skip
+        except InputError as error:  # one class, or no correct answer
+            return [f"Not computed: {error}."]
+        items = [item for item in record.items if (item.on_object or 0.0) < OFF_OBJECT]
+        for number, item in enumerate(sorted(items, key=lambda item: -item.donors)):
+            name = results.class_name(item.label)
+            drawn = panel([Tile(Image.fromarray(crop), f"{i}") for i, crop in enumerate(item.crops, 1)],
+                          columns=MAX_CROPS, heading=f"{name}: {item.name or self.methods[0]}")  # fmt: skip
+            path = self.save(drawn, f"{number}", "evidence")
+            texts.append(f"{item.sentence(name)}.\n\n![{name}](panels/{path.name})")
+        return texts
 
     def _budget_masks(self, maps: Maps) -> Tensor:
         """Masks of the pixels that maps keep; a constant map keeps none."""

@@ -95,7 +95,7 @@ def localise_study(settings: LocaliseSettings, progress: Progress | None = None)
         results=results, settings=settings, sifted=sifted, reasons=reasons, fewest=FEWEST,
         recall=rows.macro_value(results.recall(), results.seed).value, thesis_recall=rows.THESIS_RECALL,
         compared=rows.orders(results), thresholds=vars(settings.thresholds).items(),
-        worst=rows.worst_flags(flags, results), patterns=studio.patterns(flags), segments=segments,
+        worst=rows.worst_flags(flags, results), patterns=studio.patterns(), segments=segments,
         cases=cases, confused=confused,
     )  # fmt: skip
     return LocaliseOutcome(book, run, sifted, (*cases, *confused))
