@@ -26,6 +26,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from heatproof.contrast.api import Contrast, ContrastPoint, Labelled, contrast
 from heatproof.contrast.pair import Flips, make_pair
 from heatproof.contrast.score import TOKEN_REMOVED

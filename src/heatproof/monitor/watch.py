@@ -11,10 +11,10 @@ In distributed training call check and step in every process. The first one meas
 its result, call on_alarm, and stop or raise together.
 
 With `out` a training is a run folder, on which report, gate and serve work meanwhile: rows, units and names
-are those of a run (see run/plan.py), the C-Score rows those of the full maps. A checkpoint, epoch-NNN, belongs
-to the weights it was measured with. If a training is resumed from an earlier epoch, one that comes again with
-other weights is stored beside the first as attempt2-epoch-NNN. verdict.json, renewed after each checkpoint, is
-undecided about maps, unless `metrics` has the test that it rests on.
+are those of a run (see run/plan.py), the C-Score rows those of the full maps. A checkpoint, epoch-NNN,
+belongs to the weights it was measured with. If a training is resumed from an earlier epoch, one that comes
+again with other weights is stored beside the first as attempt2-epoch-NNN. verdict.json, renewed after each
+checkpoint, is undecided about maps, unless `metrics` has the test that it rests on.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from heatproof.run.study import LIBRARIES_WITHOUT_WEIGHTS, ResolvedStudy, open_s
 from heatproof.studies.common import Outcome, named_run, run_config, study_file, with_floors
 from heatproof.studies.localise import results as rows
 from heatproof.studies.localise.images import Sifted, class_groups, reasons, sift, without, write_list
-from heatproof.studies.localise.panels import FEWEST, Studio, pick_cases, pick_confused
+from heatproof.studies.localise.panels import Studio, pick_cases, pick_confused
 from heatproof.studies.localise.settings import FLOORS, PREPROCESS, LocaliseSettings
 
 MAX_SWEPT = 3  # images on the sheet of segment counts
@@ -92,7 +92,7 @@ def localise_study(settings: LocaliseSettings, progress: Progress | None = None)
     book = MarkdownReport(settings.out)
     book.write(
         "studies/localise/page.md", tables, rows.report_figures(results), model=model.name, steps=steps,
-        results=results, settings=settings, sifted=sifted, reasons=reasons, fewest=FEWEST,
+        results=results, settings=settings, sifted=sifted, reasons=reasons,
         recall=rows.macro_value(results.recall(), results.seed).value, thesis_recall=rows.THESIS_RECALL,
         compared=rows.orders(results), thresholds=vars(settings.thresholds).items(),
         worst=rows.worst_flags(flags, results), patterns=studio.patterns(), segments=segments,
