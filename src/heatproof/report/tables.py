@@ -91,11 +91,11 @@ class Table:
         wide = [any(isinstance(row[j], Value) for row in self.rows) for j in range(len(names))]
         parts = [("", " low", " high", " n")[: 4 if has else 1] for has in wide]
         heads = [f"{name}{part}" for name, own in zip(names, parts, strict=True) for part in own]
-        rows = [
+        lines: list[list[object]] = [[*heads]]
+        lines += [
             [x for cell, has in zip(row, wide, strict=True) for x in _flat(cell, has)] for row in self.rows
         ]
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerows(map(csv_cell, row) for row in (heads, *rows))
+        csv.writer(out, lineterminator="\n").writerows(map(csv_cell, line) for line in lines)
         return out.getvalue()
 
     def latex(self) -> str:
