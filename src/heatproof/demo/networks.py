@@ -21,8 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from heatproof.contrast.api import Contrast, ContrastPoint, Labelled, contrast
-from heatproof.contrast.pair import Flips, make_pair
-from heatproof.contrast.score import TOKEN_REMOVED
+from heatproof.contrast.pair import TOKEN_REMOVED, Flips, make_pair
 from heatproof.demo.settings import CLASSES, CODE, HARM, HARMFUL, HEALTHY, Sizes, audit_methods
 from heatproof.disk import write_whole
 from heatproof.explain.api import explain
