@@ -23,8 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from heatproof.contrast.pair import Pair, make_pair
-from heatproof.contrast.score import contrast_auc, inside_token
+from heatproof.contrast.pair import Pair, contrast_auc, inside_token, make_pair
 from heatproof.explain.api import explain
 from heatproof.metrics.agreement import map_similarity
 from heatproof.metrics.faithfulness import insertion_deletion

@@ -6,7 +6,7 @@ import pytest
 
 from contrast.discs import TAG, model_ready, network
 from heatproof.contrast import ContrastScore, make_pair
-from heatproof.contrast.score import inside_token
+from heatproof.contrast.pair import inside_token
 from research.calibration.collect import CONTROLS, all_maps
 
 pytestmark = pytest.mark.trains

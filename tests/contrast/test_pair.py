@@ -17,8 +17,15 @@ from torch.nn import functional as F
 import heatproof as hp
 from contrast.discs import TAG, folder, model_ready, network
 from heatproof.contrast import Pair, Token, contrast_scores, make_pair
-from heatproof.contrast.pair import Flips, Planting, flips, trainable_copy
-from heatproof.contrast.score import TOKEN_REMOVED, contrast_auc, inside_token
+from heatproof.contrast.pair import (
+    TOKEN_REMOVED,
+    Flips,
+    Planting,
+    contrast_auc,
+    flips,
+    inside_token,
+    trainable_copy,
+)
 from heatproof.errors import HeatproofError, InputError, ModelError
 from heatproof.models import Model
 from heatproof.types import Maps

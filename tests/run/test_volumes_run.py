@@ -212,8 +212,9 @@ def test_voxels_of_one_size_in_a_run(study: Path, tmp_path: Path) -> None:
 
 
 def test_an_album_and_a_contrast_test_are_of_pictures(run: RunFolder) -> None:
-    from heatproof.contrast import make_pair
     from heatproof.verdict.album import make_album
+
+    from heatproof.contrast import make_pair
 
     net = torch.nn.Sequential(
         torch.nn.Conv3d(1, 2, 1), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool3d(1), torch.nn.Flatten()

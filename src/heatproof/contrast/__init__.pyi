@@ -1,6 +1,5 @@
 from .api import Contrast, contrast
-from .pair import Pair, make_pair
-from .score import ContrastScore, contrast_scores
+from .pair import ContrastScore, Pair, contrast_scores, make_pair
 from .tokens import Token
 
 __all__ = ["Contrast", "ContrastScore", "Pair", "Token", "contrast", "contrast_scores", "make_pair"]

@@ -20,8 +20,15 @@ from numpy.typing import ArrayLike
 from PIL import Image
 from torch import Tensor, nn
 
-from heatproof.contrast.pair import Pair, Planting, make_pair
-from heatproof.contrast.score import SHOWN, TOKEN_REMOVED, ContrastScore, contrast_scores
+from heatproof.contrast.pair import (
+    SHOWN,
+    TOKEN_REMOVED,
+    ContrastScore,
+    Pair,
+    Planting,
+    contrast_scores,
+    make_pair,
+)
 from heatproof.contrast.tokens import Token, as_token
 from heatproof.disk import write_whole
 from heatproof.errors import InputError, StoreError

@@ -22,7 +22,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from heatproof.contrast.api import FLOORS, Contrast, ContrastPoint, ProgressCallback, contrast, labelled
-from heatproof.contrast.score import SHOWN, TOKEN_REMOVED
+from heatproof.contrast.pair import SHOWN, TOKEN_REMOVED
 from heatproof.contrast.tokens import Token
 from heatproof.disk import write_whole
 from heatproof.explain.floors import is_floor

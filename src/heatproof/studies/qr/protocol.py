@@ -146,7 +146,7 @@ def remember(settings: QrSettings) -> None:
 
 
 def seed_results(
-    settings: QrSettings, number: int, sets: trainings.Sets, progress: Progress,
+    settings: QrSettings, number: int, sets: tuple[QRSet, QRSet], progress: Progress,
     training: trainings.ProgressCallback | None,
 ) -> Results:  # fmt: skip
     """Trainings and measurements of one seed, counted from 0."""
@@ -155,7 +155,7 @@ def seed_results(
     trained = trainings.train_all(settings, folder, seed, sets, training)
     seeded = replace(settings, seed=seed)
     runs = {run[0]: read_columns(engine_run(seeded, folder, *run, progress)) for run in engine_runs(settings)}
-    probe = Probe(settings, folder, seed, sets.test, progress)
+    probe = Probe(settings, folder, seed, sets[1], progress)
     measured = probe.measure()
     runs["measured"] = read_columns(measured)
     machine = measured.manifest.machine

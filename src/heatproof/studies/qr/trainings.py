@@ -59,17 +59,10 @@ class Trained(NamedTuple):
     shares: dict[str, float]
 
 
-class Sets(NamedTuple):
-    """Training and test images."""
-
-    train: QRSet
-    test: QRSet
-
-
-def make_pictures(settings: QrSettings) -> Sets:
-    """Both sets from the seed; written to OUT/data, each whole or not at all."""
-    sets = Sets(draw(settings, 0, settings.train), draw(settings, 1, settings.test))
-    for name, made in sets._asdict().items():
+def make_pictures(settings: QrSettings) -> tuple[QRSet, QRSet]:
+    """Training and test images from the seed; written to OUT/data, each set whole or not at all."""
+    sets = draw(settings, 0, settings.train), draw(settings, 1, settings.test)
+    for name, made in zip(("train", "test"), sets, strict=True):
         folder = settings.out / "data" / name
         if not (folder / MANIFEST).exists():
             unfinished = folder.with_name(f"{name}.partial")
@@ -175,8 +168,9 @@ def check_network(settings: QrSettings) -> None:
 
 
 def train_all(
-    settings: QrSettings, folder: Path, seed: int, sets: Sets, training: ProgressCallback | None = None
-) -> Trained:
+    settings: QrSettings, folder: Path, seed: int, sets: tuple[QRSet, QRSet],
+    training: ProgressCallback | None = None,
+) -> Trained:  # fmt: skip
     """Run or resume all trainings of one seed; accuracies are those on the test images."""
     histories: dict[str, History] = {}
 
