@@ -132,7 +132,7 @@ def auc(labels: ArrayLike, probs: ArrayLike, *, logits: bool = False) -> PerClas
     """
     why = "has no image to rank or none to rank it against"
     if gold.is_table(labels):
-        truth, scores = _label_table(labels, probs, logits)
+        truth, scores = _checked(labels, probs, logits)
         return _macro(np.diag(_auc_matrix(truth, scores)).tolist(), len(truth), why)
     y, columns = _ranked(labels, probs, logits)
     values = [_auc_matrix((y == c)[:, None], column[:, None]).item() for c, column in columns.items()]
@@ -148,7 +148,7 @@ def auc_errors(labels: ArrayLike, probs: ArrayLike, *, logits: bool = False) -> 
     [0.354, 0.354, 0.0]
     """
     if gold.is_table(labels):
-        truth, scores = _label_table(labels, probs, logits)
+        truth, scores = _checked(labels, probs, logits)
         both = zip(truth.T, scores.T, strict=True)
         ranked = [auc_errors(own, p, logits=logits) for own, p in both if 0 < own.sum() < len(own)]
         return np.mean(ranked, axis=0) if ranked else np.full(len(truth), NAN)
@@ -178,35 +178,26 @@ def _ranked(labels: ArrayLike, probs: ArrayLike, logits: bool) -> tuple[np.ndarr
 
 
 def _checked(labels: ArrayLike, probs: ArrayLike, logits: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Labels "b" and scores "b k", of which the highest is the prediction."""
+    """Labels "b", or bool "b k" of multi-label images, and scores "b k", by which images are ranked."""
     if not logits:
-        scores = gold.class_probabilities(probs)
-    else:
-        scores = as_array(probs).astype(np.float64)
-        scores = scores[:, None] if scores.ndim == 1 else scores
-        if scores.ndim != 2 or scores.shape[1] == 0 or not np.isfinite(scores).all():
-            shape = scores.shape
-            raise InputError(f"logits must be finite and 'b k', or 'b' for one-logit models; got {shape}")
-        if scores.shape[1] == 1:
-            scores = np.concatenate([-scores / 2, scores / 2], axis=1)
+        return gold.checked(labels, probs)[::-1]
+    scores = as_array(probs).astype(np.float64)
+    scores = scores[:, None] if scores.ndim == 1 else scores
+    if scores.ndim != 2 or scores.shape[1] == 0 or not np.isfinite(scores).all():
+        shape = scores.shape
+        raise InputError(f"logits must be finite and 'b k', or 'b' for one-logit models; got {shape}")
+    if scores.shape[1] == 1:
+        scores = np.concatenate([-scores / 2, scores / 2], axis=1)
     same_length(labels=labels, probs=scores)
-    return gold.class_labels(labels, scores.shape[1]), scores
-
-
-def _label_table(labels: ArrayLike, probs: ArrayLike, logits: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Bool array "b k" and "b k": the labels of multi-label images, and the scores each is ranked by."""
-    scores = as_array(probs).astype(np.float64) if logits else gold.class_probabilities(probs)
-    if logits and not np.isfinite(scores).all():
-        raise InputError(f"logits must be finite and 'b k'; got {scores.shape}")
-    same_length(labels=labels, probs=scores)
-    return gold.finding_table(labels, scores.shape[1]), scores
+    read = gold.finding_table if gold.is_table(labels) else gold.class_labels
+    return read(labels, scores.shape[1]), scores
 
 
 def _predicted_labels(
     labels: ArrayLike, probs: ArrayLike, logits: bool, tau: float | Sequence[float]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Bool array "b k" each: the labels, and the predicted ones."""
-    truth, scores = _label_table(labels, probs, logits)
+    truth, scores = _checked(labels, probs, logits)
     p = expit(scores) if logits else scores
     return truth, p >= gold.thresholds(truth, p, tau)
 

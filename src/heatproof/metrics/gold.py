@@ -167,6 +167,7 @@ def anchored(anchor: ArrayLike, n: int) -> np.ndarray:
 
 
 def checked(labels: ArrayLike, probs: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """Probabilities "b k", and labels "b" or, for multi-label images, bool "b k"."""
     p = class_probabilities(probs)
     same_length(labels=labels, probs=p)
     return p, (finding_table if is_table(labels) else class_labels)(labels, p.shape[1])
