@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from heatproof.errors import InputError, ModelError, UnknownNameError, did_you_mean
 from heatproof.models.checkpoints import first_line
@@ -169,6 +170,19 @@ def forwards_replaced(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Itera
     finally:
         for module in own:
             module.__dict__.pop("forward", None)
+
+
+class FunctionsWatched(TorchFunctionMode):
+    """Call call(function, args, kwargs, result) for torch functions; what it returns replaces the result."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        super().__init__()
+        self.call = call
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        changed = self.call(func, args, kwargs or {}, result)
+        return result if changed is None else changed
 
 
 class _Interrupts:
