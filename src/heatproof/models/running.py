@@ -14,9 +14,6 @@ Compiled modules run as they were written, since hooks must see each layer; data
 off. A quantised network (torch.ao) has no gradients. A function gets a float32 array "b c H W", model-ready,
 or a tensor if it cannot take an array, and returns "b k": logits or probabilities, as an array, a list or a
 tensor; it has no layers, gradients or weights, and methods that need them are refused.
-
-    hp.load_model(lambda images: session.run(None, {"x": images})[0], preprocess=...)     ONNX Runtime
-    hp.load_model("client.py:predict")                    a server, TensorFlow, JAX: any function in a file
 """
 
 from __future__ import annotations

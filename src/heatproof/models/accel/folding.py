@@ -251,7 +251,8 @@ class Folding:
         pairs = [(step.conv, step.norm) for step in self.steps if step.norm is not None]
         folded = iter(scales_and_shifts(pairs))
         for step in self.steps:
-            step.fold(*(next(folded) if step.norm is not None else (None, None)), self.precision == "bf16")
+            scale, shift = next(folded) if step.norm is not None else (None, None)
+            step.fold(scale, shift, self.precision == "bf16")
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
