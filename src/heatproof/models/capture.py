@@ -302,7 +302,7 @@ def at_layers(module: nn.Module, names: Sequence[str], call: Callable[[str, Any]
                 )
             )
         if functions:
-            hooks.enter_context(layers.Rectified(behind))
+            hooks.enter_context(layers.rectifiers_watched(behind))
         yield
 
 

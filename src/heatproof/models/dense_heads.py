@@ -14,7 +14,7 @@ function that computed them decides.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from os import PathLike
 from typing import Any, ClassVar
@@ -52,7 +52,7 @@ def as_place(targets: Any) -> tuple[Any, Tensor | None]:
 
 
 @dataclass(frozen=True, eq=False)
-class Dense(Head, ABC):
+class Dense(Head):
     """A head that is bound to regions or boxes of images.
 
     where: "i h w" or "i d h w" regions, weights from 0 to 1; or "i 4" boxes, NaN where an image has none.
@@ -60,17 +60,12 @@ class Dense(Head, ABC):
     """
 
     chance: ClassVar[bool] = True
+    look: ClassVar[Callable[..., list[Any]]]  # (output, count): per image, the data that `bind` needs
+    bind: ClassVar[Callable[..., Dense]]  # (seen, targets): this head bound to images
+    columns: ClassVar[Callable[..., Columns]]  # (targets, device): of the images it is bound to, in order
 
     where: Tensor | None = None
     classes: Tensor | None = None
-
-    @abstractmethod
-    def look(self, output: Any, count: int) -> list[Any]:
-        """Per image, the data that `bind` needs."""
-
-    @abstractmethod
-    def bind(self, seen: list[Any], targets: Any) -> Dense:
-        """This head bound to images. targets: None, classes, or (class, region)."""
 
     @property
     def bound(self) -> int:
@@ -80,10 +75,6 @@ class Dense(Head, ABC):
     def free(self) -> Dense:
         """This head, not bound."""
         return replace(self, by_itself=False, where=None, classes=None)
-
-    @abstractmethod
-    def columns(self, targets: Any, device: torch.device) -> Columns:
-        """Targets of the images it is bound to, in their order."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,10 +1,9 @@
 """Networks derived from a network: with random weights, or with outputs that depend on one cell of a mosaic.
 
-In the mosaic networks, every cell of an n x n mosaic goes through the network by itself, and the logits are
-those of one cell: nothing outside it has any influence on them. At the layers that CAMs read, the cells'
-activations are joined to a grid of the whole mosaic, which methods read as in other networks, and are cut
-again. Cite: rao2022towards, whose DiFull has a classifier for each cell, of convolutions with a linear head;
-cutting the mosaic in front of the whole network works with every head and is equivalent.
+Every cell of an n x n mosaic goes through the network by itself, and the logits are those of one cell. At the
+layers that CAMs read, the cells' activations are joined to a grid of the whole mosaic, and are cut again.
+Cite: rao2022towards, whose DiFull has a classifier for each cell, of convolutions with a linear head; cutting
+the mosaic in front of the whole network works with every head and is equivalent.
 """
 
 from __future__ import annotations
@@ -48,10 +47,7 @@ def copy_of(model: Model) -> Model:
 
 
 def from_the_head(model: Model, images: Tensor) -> list[str]:
-    """Names of modules with parameters of their own, in reverse order of execution.
-
-    A module that does not run itself (its parent may use its weights directly) takes the place of its parent.
-    """
+    """Names of modules with parameters of their own, in reverse order of execution."""
     started = {"": 0}  # also if `call` enters the network by another method than its own __call__
     clock = itertools.count(1)
 
@@ -62,7 +58,7 @@ def from_the_head(model: Model, images: Tensor) -> list[str]:
         model.logits(images)
 
     def turn(name: str) -> int:
-        while name not in started:
+        while name not in started:  # its parent may use its weights directly
             name = name.rpartition(".")[0]
         return started[name]
 

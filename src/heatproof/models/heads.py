@@ -15,11 +15,10 @@ from typing import Any, ClassVar, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
-from torch.overrides import TorchFunctionMode
 
 from heatproof.errors import InputError, ModelError
 from heatproof.images.findings import THRESHOLD, finding_limits
-from heatproof.models.running import is_function
+from heatproof.models.running import FunctionsWatched, is_function
 
 LINEAR = ("linear", "conv2d", "matmul", "addmm", "mm", "bmm", "einsum")
 NORMS = ("layer_norm", "batch_norm", "group_norm", "instance_norm", "rms_norm")
@@ -35,16 +34,15 @@ class Columns(NamedTuple):
     numbers: Tensor  # "b"
 
 
-class LastStep(TorchFunctionMode):
+class LastStep(FunctionsWatched):
     """Record which torch function wrote which memory, in the first pass of a network."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(self._note)
         self.made: dict[int, str] = {}
         self.weighted = ""  # the last function that had weights
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+    def _note(self, func: Any, args: Any, _kwargs: Any, result: Any) -> None:
         name = getattr(func, "__name__", "")
         if name.strip("_") in (*LINEAR, *NORMS):
             self.weighted = name.strip("_")
@@ -52,7 +50,6 @@ class LastStep(TorchFunctionMode):
             is_view = any(isinstance(a, Tensor) and _memory(a) == memory for a in args)
             if name in SIGMOIDS or not is_view:
                 self.made[memory] = name
-        return result
 
     def of(self, tensor: Tensor) -> str:
         """Name of the function that computed this tensor, or the tensor it is a view of."""

@@ -144,9 +144,7 @@ class KerasGraph(nn.Module):
             self.add_module(name, part)
             self._child_names[operation.name] = name
             if operation.name == self._squashing:
-                self.final_activation = (
-                    part.final_activation if is_keras(operation) else _activation(operation)
-                )
+                self.final_activation = str(getattr(part, "final_activation", _activation(operation)))
 
     def forward(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         trains = self.training if training is None else training

@@ -2,8 +2,7 @@
 
 Known families are recognised by the names of their modules, other networks by their structure: the last
 convolution with the normalisation and activation behind it, or the first normalisation of the last block of a
-transformer (behind it, a class token alone carries the gradient). If that guess is no grid, one pass finds
-the last layer that is.
+transformer (behind it, a class token alone carries the gradient). Otherwise one pass finds the last grid.
 
 By default a CAM reads behind the activation: in front of EfficientNet-Lite0's last ReLU6 half of ScoreCAM's
 maps are empty, behind it none. One pass over one image follows the guessed layer's output, tensor by tensor,
@@ -26,12 +25,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from heatproof.errors import LayerError, UnknownNameError
 from heatproof.models.dense_heads import Segmentation
 from heatproof.models.model import CONVOLUTIONS, Model, first_convolution
-from heatproof.models.running import at_least_float, frozen_eval, watched
+from heatproof.models.running import FunctionsWatched, at_least_float, frozen_eval, watched
 from heatproof.types import size_of
 
 KNOWN: dict[str, Any] = tomllib.loads(Path(__file__).with_name("families.toml").read_text())
@@ -302,7 +300,7 @@ def _follow(model: Model, inputs: Tensor) -> list[_Step]:
     def started(_name: str, module: nn.Module, _args: Any, _kwargs: Any) -> None:
         in_activation.append(is_activation(module))
 
-    with frozen_eval(model.module), watched(model.module, ended, started), Rectified(rectified):
+    with frozen_eval(model.module), watched(model.module, ended, started), rectifiers_watched(rectified):
         model.forward(inputs)
     return steps
 
@@ -311,22 +309,15 @@ def is_activation(module: nn.Module) -> bool:
     return bool(ACTIVATES.search(type(module).__name__))
 
 
-class Rectified(TorchFunctionMode):
-    """Call a function with the name, input and output of every rectifying function.
+def rectifiers_watched(call: Callable[[str, Tensor, Tensor], Tensor | None]) -> FunctionsWatched:
+    """Call call(name, input, output) for every rectifying function; what it returns replaces the output."""
 
-    A result that is not None replaces the output.
-    """
+    def watch(func: Any, args: Any, kwargs: Any, output: Any) -> Tensor | None:
+        if func not in RECTIFIERS or not isinstance(output, Tensor):
+            return None
+        return call(RECTIFIERS[func], args[0] if args else kwargs["input"], output)
 
-    def __init__(self, call: Callable[[str, Tensor, Tensor], Tensor | None]) -> None:
-        super().__init__()
-        self.call = call
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = func(*args, **(kwargs or {}))
-        if func in RECTIFIERS and isinstance(output, Tensor):
-            result = self.call(RECTIFIERS[func], args[0] if args else (kwargs or {})["input"], output)
-            return output if result is None else result
-        return output
+    return FunctionsWatched(watch)
 
 
 def known_scales(model: Model) -> tuple[str, ...] | None:

@@ -172,9 +172,8 @@ def load_model(
 
 def _build(spec: Any, request: NetworkRequest) -> Model:
     if isinstance(spec, type):
-        raise InputError(
-            f"{spec.__name__} is a class; give load_model an instance of it, or FILE.py:{spec.__name__}"
-        )
+        name = spec.__name__
+        raise InputError(f"{name} is a class; give load_model an instance of it, or FILE.py:{name}")
     if not isinstance(spec, (str, PathLike)):
         _refuse_options(request, f"this {type(spec).__name__}")
         return _as_model(spec)
@@ -217,12 +216,12 @@ def _as_model(thing: Any) -> Model:
         return thing
     if keras_graph.is_keras(thing):
         return from_keras(thing)
-    if not isinstance(thing, nn.Module):
-        if not callable(thing):
-            kind = type(thing).__name__
-            raise InputError(f"a model is an nn.Module, a keras.Model, a function or a name, not {kind}")
-        return Model(FunctionModule(thing), getattr(thing, "__name__", type(thing).__name__))
-    return Model(thing, preprocess=sized(Preprocess(), thing))
+    if isinstance(thing, nn.Module):
+        return Model(thing, preprocess=sized(Preprocess(), thing))
+    kind = type(thing).__name__
+    if not callable(thing):
+        raise InputError(f"a model is an nn.Module, a keras.Model, a function or a name, not {kind}")
+    return Model(FunctionModule(thing), getattr(thing, "__name__", kind))
 
 
 def _with_weights(model: Model, spec: Any, request: NetworkRequest, path: Path, prefix: str | None) -> Model:
@@ -423,10 +422,8 @@ def _processor_steps(processor: Any) -> Preprocess:
     short = given.get("shortest_edge")
     fraction = getattr(processor, "crop_pct", None)  # ConvNeXt: resize to more, crop to the shorter side
     resize: int | tuple[int, int] = (given.get("height") or size[0], given.get("width") or size[1])
-    if short and fraction:
-        resize = int(short / fraction) if short < 384 else (short, short)
-    elif short:
-        resize = int(short)
+    if short:
+        resize = int(short / (fraction or 1)) if not fraction or short < 384 else (short, short)
     resample = getattr(processor, "resample", None)
     kind = "bilinear" if resample is None else Image.Resampling(int(resample)).name.lower()
     return Preprocess(size, resize, mean, std, kind)

@@ -18,21 +18,11 @@ from torch import Tensor, nn
 from heatproof.errors import InputError, ModelError, TargetError
 from heatproof.images.arrays import open_seen
 from heatproof.images.preprocess import Preprocess
+from heatproof.models import running
 from heatproof.models.accel import AccelerationState, Accelerator
 from heatproof.models.dense_heads import check_inputs, named_head, read_first
 from heatproof.models.heads import Columns, Head, LastStep, Undetermined, vectors_of
-from heatproof.models.running import (
-    at_least_float,
-    check_precision,
-    computing,
-    frozen_eval,
-    interrupts,
-    is_out_of_memory,
-    max_precision,
-    memory_format,
-    refuse_wrapped,
-    unwrapped,
-)
+from heatproof.models.running import at_least_float, frozen_eval, interrupts
 from heatproof.timeline import span
 from heatproof.types import ArrayLike, Images, Picture
 
@@ -102,17 +92,17 @@ class Model:
     def __post_init__(self) -> None:
         if not isinstance(self.module, nn.Module):
             raise InputError(f"a model must be an nn.Module, got {type(self.module).__name__}")
-        check_precision(self.precision)
+        running.check_precision(self.precision)
         if self.inputs_per_pass is not None and self.inputs_per_pass < 1:
             raise InputError(f"inputs_per_pass must be at least 1, got {self.inputs_per_pass}")
-        self.module = unwrapped(self.module)
+        self.module = running.unwrapped(self.module)
         self.name = self.name or type(self.module).__name__
         given: object = self.head
         if isinstance(given, str):
             self.head = named_head(given)
         elif given is None or self.head.by_itself:  # determined by the first pass of the network this copies
             self.head = Undetermined()
-        refuse_wrapped(self.module, self.name)
+        running.refuse_wrapped(self.module, self.name)
 
     @property
     def device(self) -> torch.device:
@@ -163,7 +153,7 @@ class Model:
 
     def computing(self) -> AbstractContextManager[None]:
         """A context with the model's precision, for a backward pass; `forward` opens its own."""
-        return computing(self.precision, self.device)
+        return running.computing(self.precision, self.device)
 
     @property
     def head_name(self) -> str | None:
@@ -213,7 +203,7 @@ class Model:
         try:
             return [work(start, stop)]
         except (RuntimeError, MemoryError) as error:
-            if stop - start < 2 or not is_out_of_memory(error):
+            if stop - start < 2 or not running.is_out_of_memory(error):
                 raise
         self.free_memory(stop - start)  # outside the handler, since the traceback keeps tensors alive
         half = (start + stop + 1) // 2
@@ -241,10 +231,7 @@ class Model:
 
     @torch.no_grad()
     def check_repeatable(self, images: Tensor) -> None:
-        """Raise InputError if two passes over the same images give different outputs.
-
-        Differences up to a share of the largest output count as rounding: 0.1 %, or 5 % in half precision.
-        """
+        """Raise InputError if two passes differ by 0.1 % of the largest output, 5 % in half precision."""
         # Around both passes: each exit restores the random state, which would hide the difference.
         with frozen_eval(self.module):
             first, second = (self.forward(self.ready(images)) for _ in range(2))
@@ -260,13 +247,10 @@ class Model:
 
     def ready(self, images: Tensor) -> Tensor:
         """Images on the model's device, in its type, in the memory format that is fastest."""
-        return images.to(self.device, self.dtype).contiguous(memory_format=memory_format(images))
+        return images.to(self.device, self.dtype).contiguous(memory_format=running.memory_format(images))
 
     def check_images(self, images: Images, finite: bool = True) -> Tensor:
-        """Check images "b c h w" or "b c d h w", and preprocess files and Pillow images.
-
-        finite: check the pixels too, which synchronises with a GPU.
-        """
+        """Check images, and preprocess files and Pillow images; finite: pixels too, which waits for a GPU."""
         if self.device.type == "meta":
             raise ModelError(
                 f"{self.name} is on the meta device, without weights; load them and move it first"
@@ -319,12 +303,10 @@ class Model:
         chosen = torch.as_tensor(targets)  # checked on its own device, without synchronising with a GPU
         if chosen.is_floating_point() or chosen.dtype == torch.bool:
             raise TargetError(f"targets must be class numbers, got {chosen.dtype}")
-        if chosen.ndim == 0:
-            chosen = chosen.expand(count)
+        chosen = chosen if chosen.ndim else chosen.expand(count)
         if chosen.shape != (count,):
             raise TargetError(f"{count} images need one target or {count}; got shape {tuple(chosen.shape)}")
-        wrong = chosen[(chosen < 0) | (chosen >= classes)]
-        if len(wrong):
+        if len(wrong := chosen[(chosen < 0) | (chosen >= classes)]):
             raise TargetError(
                 f"target {int(wrong[0])} is out of range; the model has classes 0 to {classes - 1}"
             )
@@ -334,7 +316,7 @@ class Model:
 def check_pixels(images: Tensor) -> None:
     """Raise InputError if pixels are not finite."""
     # A single sum detects any bad pixel; the image is searched only if there is one.
-    if not torch.isfinite(images.sum(dtype=max_precision(images))):
+    if not torch.isfinite(images.sum(dtype=running.max_precision(images))):
         bad = (~torch.isfinite(images).flatten(1).all(1)).nonzero().flatten().tolist()
         if bad:
             raise InputError(f"images contain NaN or infinite pixels (image {', '.join(map(str, bad[:8]))})")

@@ -14,9 +14,6 @@ Compiled modules run as they were written, since hooks must see each layer; data
 off. A quantised network (torch.ao) has no gradients. A function gets a float32 array "b c H W", model-ready,
 or a tensor if it cannot take an array, and returns "b k": logits or probabilities, as an array, a list or a
 tensor; it has no layers, gradients or weights, and methods that need them are refused.
-
-    hp.load_model(lambda images: session.run(None, {"x": images})[0], preprocess=...)     ONNX Runtime
-    hp.load_model("client.py:predict")                    a server, TensorFlow, JAX: any function in a file
 """
 
 from __future__ import annotations
@@ -36,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from heatproof.errors import InputError, ModelError, UnknownNameError, did_you_mean
 from heatproof.models.checkpoints import first_line
@@ -169,6 +167,19 @@ def forwards_replaced(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Itera
     finally:
         for module in own:
             module.__dict__.pop("forward", None)
+
+
+class FunctionsWatched(TorchFunctionMode):
+    """Call call(function, args, kwargs, result) for torch functions; what it returns replaces the result."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        super().__init__()
+        self.call = call
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        changed = self.call(func, args, kwargs or {}, result)
+        return result if changed is None else changed
 
 
 class _Interrupts:

@@ -78,19 +78,19 @@ class Accelerator:
     def fastest_batch_size(self, images: Tensor, count: int) -> int:
         """Inputs per pass for a job of `count` inputs like these images, inside `frozen_eval(...)`."""
         model, size = self.model, size_of(images)
-        if not self.enabled or model.inputs_per_pass is not None or not is_worth_a_trial(model, size, count):
+        sizes = trial_sizes(model.device, size)
+        is_worth_a_trial = count * SHARE >= (ROUNDS + 1) * sum(sizes)
+        if not self.enabled or model.inputs_per_pass is not None or not is_worth_a_trial:
             return self.batch_size(size)
         known, key = self.state.batches, (model.device, model.precision, tuple(images.shape[1:]))
         if key not in known:
-            known[key] = fastest(model, images, trial_sizes(model.device, size))
+            known[key] = fastest(model, images, sizes)
         return known[key]
 
     def measured_batch_size(self, count: int) -> int:
         """Inputs per pass for a run of `count` inputs of the model's own size."""
-        model, size = self.model, self.model.preprocess.size
-        if not is_worth_a_trial(model, size, count):
-            return usual_batch(model.device, size)
-        noise = torch.randn(8, model.preprocess.channels, *size, generator=torch.Generator().manual_seed(0))
+        model, seen = self.model, self.model.preprocess
+        noise = torch.randn(8, seen.channels, *seen.size, generator=torch.Generator().manual_seed(0))
         with frozen_eval(model.module):
             return self.fastest_batch_size(noise.to(model.device), count)
 
@@ -244,10 +244,6 @@ def usual_batch(device: torch.device, image_size: tuple[int, ...]) -> int:
 def trial_sizes(device: torch.device, image_size: tuple[int, ...]) -> tuple[int, ...]:
     usual = usual_batch(device, image_size)
     return tuple(sorted({max(1, usual // 2), usual, 2 * usual}))
-
-
-def is_worth_a_trial(model: Model, image_size: tuple[int, ...], count: int) -> bool:
-    return count * SHARE >= (ROUNDS + 1) * sum(trial_sizes(model.device, image_size))
 
 
 @torch.no_grad()

@@ -7,12 +7,9 @@ One pass over one image finds the pairs: the norm's input is the convolution's o
 reads it, and both run once. On a CPU the convolution then uses the folded weights and the norm returns its
 input. On a GPU folding the norm alone saves nothing, since the bias it leaves is a kernel of its own; there a
 convolution is deferred (`DeferredConv`) until it is known what reads its output. If that is a ReLU, one
-kernel of cuDNN computes all of it; anything else gets the output of the convolution and the norm themselves.
-These kernels have no gradient: what needs one is never deferred.
-
-Forwards are replaced by instance attributes that are removed when the pass ends. Folded weights are computed
-anew for every job, so changed weights are seen; they take as much memory again as those of the convolutions.
-If the logits of that image differ from the network's own by more than rounding, nothing is folded.
+kernel of cuDNN, which has no gradient, computes all of it; anything else gets the network's own output.
+Folded weights are computed anew for every job, so changed weights are seen. If the logits of that image
+differ from the network's own by more than rounding, nothing is folded.
 """
 
 from __future__ import annotations
@@ -27,10 +24,10 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from heatproof.models.running import forwards_replaced, frozen_eval, max_precision, usual_precision, watched
+from heatproof.models import running
+from heatproof.models.running import FunctionsWatched, forwards_replaced, frozen_eval, watched
 
 if TYPE_CHECKING:
     from heatproof.models.model import Model
@@ -84,7 +81,7 @@ class FoldedConv:
             self.weight.copy_(own)
             self.bias.copy_(torch.zeros_like(self.bias) if bias is None else bias)
         else:
-            torch.mul(own, scale.to(max_precision(own))[:, None, None, None], out=self.weight)
+            torch.mul(own, scale.to(running.max_precision(own))[:, None, None, None], out=self.weight)
             self.bias.copy_(shift)
 
     def _start(self, images: Tensor) -> Tensor:
@@ -254,7 +251,8 @@ class Folding:
         pairs = [(step.conv, step.norm) for step in self.steps if step.norm is not None]
         folded = iter(scales_and_shifts(pairs))
         for step in self.steps:
-            step.fold(*(next(folded) if step.norm is not None else (None, None)), self.precision == "bf16")
+            scale, shift = next(folded) if step.norm is not None else (None, None)
+            step.fold(scale, shift, self.precision == "bf16")
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
@@ -283,7 +281,7 @@ def agree(model: Model, plain: Tensor, folded: Tensor) -> bool:
     if model.precision == "bf16" or model.dtype in (torch.bfloat16, torch.float16):
         relative = 0.1
     else:
-        rounds = (model.precision or usual_precision(model.device)) == "tf32"
+        rounds = (model.precision or running.usual_precision(model.device)) == "tf32"
         relative = 0.01 if rounds and model.dtype == torch.float32 else RELATIVE
     allowed = relative * plain.abs().amax().clamp(min=1e-6)
     return bool(torch.isfinite(plain).all() and ((folded - plain).abs() <= allowed).all())
@@ -304,7 +302,8 @@ def is_watched(part: nn.Module) -> bool:
 def foldable(model: Model, image: Tensor) -> tuple[list[tuple[nn.Conv2d, BatchNorm]], Tensor]:
     """Find pairs of a convolution and a norm that alone reads it, by one pass; also the logits "1 k"."""
     runs: Counter[nn.Module] = Counter()
-    from_conv: dict[int, nn.Conv2d] = {}  # by the output's id, which `outputs` keeps from being reused
+    readers: Counter[int] = Counter()  # by a tensor's id, which `outputs` keeps from being reused
+    from_conv: dict[int, nn.Conv2d] = {}  # by the output's id
     pairs: list[tuple[nn.Conv2d, BatchNorm, Tensor]] = []
     outputs: list[Any] = []
 
@@ -318,38 +317,26 @@ def foldable(model: Model, image: Tensor) -> tuple[list[tuple[nn.Conv2d, BatchNo
             if conv is not None and part.running_var is not None and part.running_mean is not None:
                 pairs.append((conv, part, args[0]))
 
-    with frozen_eval(model.module), torch.no_grad(), watched(model.module, ended), _Readers() as readers:
+    def read(func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        makes = any(isinstance(leaf, Tensor) for leaf in tree_leaves(result))
+        if makes or getattr(func, "__name__", "") in READ_ON_THE_HOST:
+            given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+            outputs.extend(given)
+            readers.update(set(map(id, given)))
+
+    functions = FunctionsWatched(read)
+    with frozen_eval(model.module), torch.no_grad(), watched(model.module, ended), functions:
         logits = model.forward(image)
     chosen = [
         (conv, norm)
         for conv, norm, between in pairs
         if runs[conv] == runs[norm] == 1
-        and readers.counts[id(between)] == 1
+        and readers[id(between)] == 1
         and conv.out_channels == norm.num_features
         and conv.weight.is_floating_point()
         and not (is_watched(conv) or is_watched(norm))
     ]
     return chosen, logits
-
-
-class _Readers(TorchFunctionMode):
-    """Count the functions that read each tensor, by the tensor's id."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[int] = Counter()
-        self.tensors: list[Tensor] = []  # whose ids must not be reused
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        reads = any(isinstance(leaf, Tensor) for leaf in tree_leaves(result))
-        if reads or getattr(func, "__name__", "") in READ_ON_THE_HOST:
-            given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-            self.tensors += given
-            self.counts.update(set(map(id, given)))
-        return result
 
 
 def scales_and_shifts(pairs: Sequence[tuple[nn.Conv2d, BatchNorm]]) -> list[tuple[Tensor, Tensor]]:
