@@ -38,7 +38,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from heatproof.errors import InputError, ModelError
 from heatproof.explain import method
-from heatproof.explain.baselines import STARTS, baseline_images
+from heatproof.explain.baselines import STARTS, baseline_images, in_batches
 from heatproof.explain.gradients import over_channels, working_images
 from heatproof.grids import extremes
 from heatproof.models.running import at_least_float
@@ -81,7 +81,6 @@ def own_gradient(
     inputs_of: the inputs for a range of images, if not just these: they come first in it.
     """
     images = working_images(trace)
-    parts: list[Tensor] = []
 
     def work(start: int, stop: int) -> Tensor:
         count = stop - start
@@ -94,8 +93,7 @@ def own_gradient(
             (gradient,) = torch.autograd.grad(score, inputs)
         return at_least_float(gradient[:count])
 
-    trace.queue.each(len(images), work, parts.append)
-    return torch.cat(parts)
+    return in_batches(trace, len(images), work)
 
 
 def without_attention(name: str, trace: Trace, instead: str) -> dict[str, Rule]:

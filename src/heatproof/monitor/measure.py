@@ -133,15 +133,9 @@ class ValidationSet:
 
 
 def make_validation_set(
-    images: Any,
-    labels: Any = None,
-    *,
-    preprocess: Preprocess | None = None,
-    class_names: Sequence[str] | None = None,
-    limit: int | None = None,
-    seed: int = 0,
-    batch_size: int = 32,
-) -> ValidationSet:
+    images: Any, labels: Any = None, *, preprocess: Preprocess | None = None,
+    class_names: Sequence[str] | None = None, limit: int | None = None, seed: int = 0, batch_size: int = 32,
+) -> ValidationSet:  # fmt: skip
     """Check images: model-ready "b c H W" with labels; a list of Batch; a Source or folder with `preprocess`.
 
     Raises InputError if images or labels cannot be used.
