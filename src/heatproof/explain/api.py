@@ -63,7 +63,6 @@ class MethodCall:
 
 def dead_layers(calls: Sequence[MethodCall], trace: Trace) -> list[Tensor | None]:
     """By method "b" bool: images in which every channel of the layers it reads is constant over places."""
-
     dead = {}
     for name, layer in trace.activations.items():
         first = layer[(slice(None), slice(None), *[slice(1)] * (layer.ndim - 2))]

@@ -13,6 +13,7 @@ network whose weights are bfloat16 or float64 keeps them. Maps are float32 in an
 
 from __future__ import annotations
 
+import random
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -190,3 +192,15 @@ class _Interrupts:
 
 
 interrupts = _Interrupts()
+
+
+@contextmanager
+def same_randomness() -> Iterator[None]:
+    """Restore the random states of Python, NumPy and torch (CPU; frozen_eval() restores those of GPUs)."""
+    python, arrays = random.getstate(), np.random.get_state()  # noqa: NPY002  # the state that others use
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(arrays)  # noqa: NPY002

@@ -1,20 +1,14 @@
 """Monitor: consistency of explanations per class at every epoch, with alarms; training is not changed.
 
-    monitor = Monitor(images, labels)          # before training; bad input raises here
-    monitor.step(model, epoch)                 # after each epoch
-
 A step costs one pass over the monitored images (see measure.py) and the pairs of the C-Score. Errors in it
 are logged once (logger "heatproof.monitor") and in the result's `problem`, and training continues; only
-`stop_on`, or an `on_alarm` that raises, stops it. Nothing is written without `out`.
+`stop_on`, or an `on_alarm` that raises, stops it. In distributed training call check and step in every
+process: the first measures, writes and logs; all get its result, call on_alarm, and stop or raise together.
 
-In distributed training call check and step in every process. The first one measures, writes and logs; all get
-its result, call on_alarm, and stop or raise together.
-
-With `out` a training is a run folder, on which report, gate and serve work meanwhile: rows, units and names
-are those of a run (see run/plan.py), the C-Score rows those of the full maps. A checkpoint, epoch-NNN, belongs
-to the weights it was measured with. If a training is resumed from an earlier epoch, one that comes again with
-other weights is stored beside the first as attempt2-epoch-NNN. verdict.json, renewed after each checkpoint, is
-undecided about maps, unless `metrics` has the test that it rests on.
+With `out` a training is a run folder, with the rows, units and names of a run (see run/plan.py). A
+checkpoint, epoch-NNN, belongs to the weights it was measured with; one that comes again with other weights is
+stored beside the first as attempt2-epoch-NNN. Maps are stored in half precision, C-Score rows are of full
+maps.
 """
 
 from __future__ import annotations
@@ -40,6 +34,7 @@ from heatproof.metrics.scene import BatchContext
 from heatproof.models import Model, load_model
 from heatproof.models.heads import Multilabel
 from heatproof.models.queue import all_logits
+from heatproof.models.running import same_randomness
 from heatproof.monitor.measure import (
     Answers,
     Cost,
@@ -49,7 +44,6 @@ from heatproof.monitor.measure import (
     example_maps,
     make_validation_set,
     measure,
-    same_randomness,
     undisturbed,
     with_head,
 )
@@ -544,7 +538,10 @@ def _alone() -> bool:
 
 
 class MonitorHooks:
-    """Base of the callbacks: runs a monitor in a training library."""
+    """Base of the callbacks: runs a monitor in a training library.
+
+    The check runs before the first batch, a step after each epoch, counted from 1.
+    """
 
     def __init__(self, monitor: Monitor) -> None:
         super().__init__()
