@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from heatproof.errors import ModelError
 from heatproof.explain import method
+from heatproof.explain.baselines import in_batches
 from heatproof.explain.rules import Rules, attend
 from heatproof.models.capture import replace_first
 from heatproof.models.layers import Layout, first_tensor, layout_of
@@ -31,7 +32,6 @@ def rollout(trace: Trace) -> Tensor:
     The class token's row of prod_l (A_l + I) / 2, A_l the mean over heads; the mean row without such a token.
     With several prefix tokens, the first is read.
     """
-    parts: list[Tensor] = []
 
     @torch.no_grad()
     def work(start: int, stop: int) -> Tensor:
@@ -49,8 +49,7 @@ def rollout(trace: Trace) -> Tensor:
         picture: Tensor = layout.picture(row[..., None])[:, 0]
         return picture
 
-    trace.queue.each(len(trace.images), work, parts.append)
-    return torch.cat(parts)
+    return in_batches(trace, len(trace.images), work)
 
 
 @method("legrad")
@@ -60,7 +59,6 @@ def legrad(trace: Trace) -> Tensor:
     mean over blocks l, heads and query tokens of ReLU(d s_l / d A_l), s_l the logit of the explained class
     when the rest of the network, from the last normalisation on, reads the tokens behind block l.
     """
-    parts: list[Tensor] = []
     blocks = blocks_of(trace.model.module)
 
     def work(start: int, stop: int) -> Tensor:
@@ -82,8 +80,7 @@ def legrad(trace: Trace) -> Tensor:
         mean = torch.stack([at_least_float(g).clamp(min=0).mean((1, 2)) for g in gradients]).mean(0)
         return recorder.layout(gradients[0].mean(1), inputs).picture(mean[..., None])[:, 0]
 
-    trace.queue.each(len(trace.images), work, parts.append)
-    return torch.cat(parts)
+    return in_batches(trace, len(trace.images), work)
 
 
 class AttentionRecorder(Rules):

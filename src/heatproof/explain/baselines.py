@@ -101,12 +101,9 @@ def mixed(
 
 
 def variant_scores(
-    trace: Trace,
-    rows: Tensor,
-    count: int,
-    make: Callable[[Tensor, Tensor], Tensor],
+    trace: Trace, rows: Tensor, count: int, make: Callable[[Tensor, Tensor], Tensor],
     read: Callable[[Tensor, Tensor], Tensor] | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Tensor "r n": the class's probability for `count` variants of each of the images `rows`.
 
     make(images, variants): builds a batch, from the numbers of images and of variants.
@@ -123,6 +120,13 @@ def variant_scores(
         return read(logits, trace.targets[rows[jobs // count]])
 
     return trace.queue.predict(len(rows) * count, inputs, score).view(-1, count)
+
+
+def in_batches(trace: Trace, count: int, work: Callable[[int, int], Tensor]) -> Tensor:
+    """The joined results of work(start, stop) for all jobs."""
+    parts: list[Tensor] = []
+    trace.queue.each(count, work, parts.append)
+    return torch.cat(parts)
 
 
 def gaussian_blur(images: Tensor, sigma: float, axes: int = 2) -> Tensor:

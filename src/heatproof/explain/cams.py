@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from heatproof.explain import method
-from heatproof.explain.baselines import variant_scores
+from heatproof.explain.baselines import in_batches, variant_scores
 from heatproof.models.capture import Tail
 from heatproof.models.running import computing
 from heatproof.types import Trace, extremes, normalise, per_map, spatial_dims, upsample
@@ -242,7 +242,6 @@ def ablationcam(trace: Trace, *, fill: str = "zero") -> Tensor:
         original, axis = tail.activation, tail.layout.channel_axis
         lowest = float(original.min())
         value = lowest - 1e7 if fill == "floor" and lowest != 0 else 0.0
-        results: list[Tensor] = []
 
         def without(start: int, stop: int) -> Tensor:
             changed = original.repeat(stop - start, *[1] * (original.ndim - 1))
@@ -250,9 +249,8 @@ def ablationcam(trace: Trace, *, fill: str = "zero") -> Tensor:
                 changed[row].select(axis - 1 if axis > 0 else axis, start + row).fill_(value)
             return trace.model.scores(tail(changed), target.expand(stop - start))
 
-        trace.queue.each(original.shape[axis], without, results.append)
         full = trace.model.scores(tail.logits, target[None])
-        return safe_ratio(full - torch.cat(results), full)
+        return safe_ratio(full - in_batches(trace, original.shape[axis], without), full)
 
     return weighted_sum(_by_image(trace, drops), trace.activation)
 
@@ -272,15 +270,13 @@ def reciprocam(trace: Trace, *, mask: str = "gaussian") -> Tensor:
         grid = tail.layout.picture(tail.activation)
         height, width = grid.shape[2:]
         masks = bumps(height, width, mask).to(grid)
-        results: list[Tensor] = []
 
         def masked(start: int, stop: int) -> Tensor:
             tokens = tail.activation.expand(stop - start, *tail.activation.shape[1:])
             logits = tail(tail.layout.put_back(grid * masks[start:stop, None], tokens))
             return trace.model.measured(logits, target.expand(stop - start))
 
-        trace.queue.each(height * width, masked, results.append)
-        return torch.cat(results).view(height, width)
+        return in_batches(trace, height * width, masked).view(height, width)
 
     return _by_image(trace, probabilities)
 

@@ -124,14 +124,9 @@ def uncertainty(values: Tensor, error: Tensor) -> Tensor:
 
 @method("rise")
 def rise(
-    trace: Trace,
-    *,
-    masks: int | str = 4000,
-    grid: int = 7,
-    p: float = 0.5,
-    form: str = "paired",
+    trace: Trace, *, masks: int | str = 4000, grid: int = 7, p: float = 0.5, form: str = "paired",
     bound: float = BOUND,
-) -> Estimate:
+) -> Estimate:  # fmt: skip
     """Random masks weighted by the class's probability behind them.
 
     1 / (N p) sum_i p(c | x * M_i) M_i, centred and in complementary pairs. A mask is a coarse grid of cells
@@ -187,7 +182,7 @@ class Masks:
         self, size: tuple[int, ...], count: int, grid: int, p: float, seed: int, device: torch.device,
         paired: bool = False,
     ) -> None:  # fmt: skip
-        self.size, self.block = size, 2 * _order(grid) if paired else CHUNK
+        self.size, self.block = size, 2 << (grid * grid).bit_length() if paired else CHUNK
         self.windows = [_crops(length, grid, device) for length in size]
         highest = [len(w) for w in self.windows]
         random = np.random.default_rng(seed)
@@ -229,11 +224,6 @@ def weighted_masks(scores: Tensor, masks: Masks, p: float, form: str) -> tuple[T
     return values.view(-1, *masks.size), error.view(-1, *masks.size)
 
 
-def _order(grid: int) -> int:
-    """The order of the smallest Hadamard matrix with a column, besides the constant one, for every cell."""
-    return 1 << (grid * grid).bit_length()
-
-
 def _block(grid: int, p: float, random: np.random.Generator) -> np.ndarray:
     """Array "block cells": grids, each followed by its partner."""
     cells = grid * grid
@@ -241,7 +231,7 @@ def _block(grid: int, p: float, random: np.random.Generator) -> np.ndarray:
         first = designed_rows(cells, random)
         second = ~first
     else:
-        drawn = random.random((_order(grid), cells))
+        drawn = random.random((1 << cells.bit_length(), cells))  # as many as rows of the designed block
         first, second = drawn < p, 1 - drawn < p
     return np.stack([first, second], 1).reshape(-1, cells)
 
@@ -300,15 +290,9 @@ def _windows(length: int, window: float, stride: float) -> Tensor:
 
 @method("lime")
 def lime(
-    trace: Trace,
-    *,
-    samples: int | str = 1000,
-    segments: str = "slic",
-    segment_count: int = 100,
-    compactness: float = 10.0,
-    form: str = "designed",
-    bound: float = BOUND,
-) -> Estimate:
+    trace: Trace, *, samples: int | str = 1000, segments: str = "slic", segment_count: int = 100,
+    compactness: float = 10.0, form: str = "designed", bound: float = BOUND,
+) -> Estimate:  # fmt: skip
     """Segments weighted by a linear model of the class's probability.
 
     argmin_b sum_z w(z) (p(c | z) - b_0 - b z)^2 + |b|^2, painted on the segments, sign included. A sample z
@@ -430,14 +414,9 @@ def ridge(rows: Tensor, scores: Tensor, weights: Tensor, paired: bool = False) -
 
 @method("kernel-shap")
 def kernel_shap(
-    trace: Trace,
-    *,
-    samples: int = 1000,
-    segments: str = "slic",
-    segment_count: int = 100,
-    compactness: float = 10.0,
-    baseline: str = "zero",
-) -> Tensor:
+    trace: Trace, *, samples: int = 1000, segments: str = "slic", segment_count: int = 100,
+    compactness: float = 10.0, baseline: str = "zero",
+) -> Tensor:  # fmt: skip
     """Shapley values of segments: what each adds to the class's probability, on average over all orders.
 
     They sum to p(c | image) - p(c | baseline). Exact where samples >= 2^segments - 1. They minimise

@@ -26,8 +26,8 @@ The first layer has no special rule.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -38,14 +38,13 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from heatproof.errors import InputError, ModelError
 from heatproof.explain import method
-from heatproof.explain.baselines import STARTS, baseline_images
+from heatproof.explain.baselines import STARTS, baseline_images, in_batches
 from heatproof.explain.gradients import over_channels, working_images
 from heatproof.models.running import at_least_float
 from heatproof.types import Signed, Trace, extremes, spatial_dims, upsample
 
 Rule = Callable[..., Any]  # called with the function and its arguments
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # inputs, weight, bias
-Share = Callable[[Tensor, Tensor, Tensor, Tensor | None, Linear], Tensor]
 RECTIFIERS = ("relu", "relu6", "hardtanh")
 CURVED = (  # activations f with x f'(x) != f(x)
     "relu6", "hardtanh", "gelu", "silu", "mish", "hardswish", "elu", "selu", "celu", "softplus", "tanh",
@@ -80,7 +79,6 @@ def own_gradient(
     inputs_of: the inputs for a range of images, if not just these: they come first in it.
     """
     images = working_images(trace)
-    parts: list[Tensor] = []
 
     def work(start: int, stop: int) -> Tensor:
         count = stop - start
@@ -93,8 +91,7 @@ def own_gradient(
             (gradient,) = torch.autograd.grad(score, inputs)
         return at_least_float(gradient[:count])
 
-    trace.queue.each(len(images), work, parts.append)
-    return torch.cat(parts)
+    return in_batches(trace, len(images), work)
 
 
 def without_attention(name: str, trace: Trace, instead: str) -> dict[str, Rule]:
@@ -366,8 +363,8 @@ def lrp(trace: Trace, *, rule: str = "z+", gamma: float = 0.25) -> Tensor:
     """
     if not gamma > 0:
         raise InputError(f"lrp gamma must be above 0, got {gamma}")
-    shares: dict[str, Share] = {"z+": positive_rule, "gamma": partial(gamma_rule, gamma)}
-    rules = _rules(shares.get(rule, epsilon_rule), epsilon_rule) | without_attention("lrp", trace, "attnlrp")
+    convolved = {"z+": math.inf, "gamma": gamma, "epsilon": 0.0}[rule]
+    rules = _rules(convolved, 0.0) | without_attention("lrp", trace, "attnlrp")
     return (working_images(trace) * own_gradient(trace, rules)).sum(1)
 
 
@@ -381,7 +378,6 @@ def attnlrp(trace: Trace, *, gamma: float = 0.05, conv_gamma: float = 0.25) -> T
     """
     if gamma < 0 or conv_gamma < 0:
         raise InputError(f"attnlrp gamma and conv_gamma must not be negative; got {gamma} and {conv_gamma}")
-    shares = [partial(gamma_rule, value) if value else epsilon_rule for value in (conv_gamma, gamma)]
     seen = 0
 
     def attention(_function: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -395,7 +391,7 @@ def attnlrp(trace: Trace, *, gamma: float = 0.05, conv_gamma: float = 0.25) -> T
         seen += output.ndim > 2
         return output
 
-    rules = _rules(*shares) | {"scaled_dot_product_attention": attention, "softmax": softmax}
+    rules = _rules(conv_gamma, gamma) | {"scaled_dot_product_attention": attention, "softmax": softmax}
     gradient = own_gradient(trace, rules)
     if not seen:
         raise ModelError(
@@ -404,29 +400,19 @@ def attnlrp(trace: Trace, *, gamma: float = 0.05, conv_gamma: float = 0.25) -> T
     return (working_images(trace) * gradient).sum(1)
 
 
-def epsilon_rule(
-    value: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None, linear: Linear
-) -> Tensor:
-    """The epsilon rule."""
-    return carrying(value, (linear(inputs, weight, bias), None))
-
-
-def positive_rule(
-    value: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None, linear: Linear
-) -> Tensor:
-    """The z+ rule."""
-    up, down = _signs(inputs)
-    total = linear(up, weight.clamp(min=0), None if bias is None else bias.clamp(min=0))
-    if down is not None:
-        total = total + linear(down, weight.clamp(max=0), None)
-    return carrying(value, (total, None))
-
-
-def gamma_rule(
+def linear_rule(
     gamma: float, value: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None, linear: Linear
 ) -> Tensor:
-    """The gamma rule, also for inputs below 0."""
-    up, down = _signs(inputs)
+    """The gamma rule of a linear step with this output; the epsilon rule for 0, the z+ rule for infinity."""
+    if gamma == 0:
+        return carrying(value, (linear(inputs, weight, bias), None))
+    up = inputs.clamp(min=0)
+    down = inputs.clamp(max=0) if float(inputs.detach().amin()) < 0 else None  # none behind a ReLU
+    if gamma == math.inf:
+        total = linear(up, weight.clamp(min=0), None if bias is None else bias.clamp(min=0))
+        return carrying(
+            value, (total if down is None else total + linear(down, weight.clamp(max=0), None), None)
+        )
     more, less = (weight + gamma * part for part in (weight.clamp(min=0), weight.clamp(max=0)))
     higher = None if bias is None else bias + gamma * bias.clamp(min=0)
     lower = None if bias is None else bias + gamma * bias.clamp(max=0)
@@ -436,12 +422,8 @@ def gamma_rule(
     return carrying(value, (above, value > 0), (below, value < 0))
 
 
-def _signs(inputs: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Inputs above 0 and those below, or None where there are none, as behind a ReLU."""
-    return inputs.clamp(min=0), inputs.clamp(max=0) if float(inputs.detach().amin()) < 0 else None
-
-
-def _rules(convolved: Share, dense: Share) -> dict[str, Rule]:
+def _rules(convolved: float, dense: float) -> dict[str, Rule]:
+    """Rules of LRP, with gamma in convolutions and in dense layers."""
     convolutions: Any = WeakIdKeyDictionary()  # by output: the arguments
     gates: Any = WeakIdKeyDictionary()
 
@@ -454,13 +436,15 @@ def _rules(convolved: Share, dense: Share) -> dict[str, Rule]:
 
         with torch.no_grad():
             value = linear(inputs, weight, bias)
-        output = convolved(value, inputs, weight, bias, linear) if inputs.requires_grad else value
+        output = (
+            linear_rule(convolved, value, inputs, weight, bias, linear) if inputs.requires_grad else value
+        )
         convolutions[output] = inputs, weight, bias, linear
         return output
 
     def affine(function: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         value: Tensor = function(inputs, weight, bias)
-        return dense(value, inputs, weight, bias, function) if value.requires_grad else value
+        return linear_rule(dense, value, inputs, weight, bias, function) if value.requires_grad else value
 
     def batch_norm(
         function: Any, inputs: Tensor, mean: Tensor | None, variance: Tensor | None,
@@ -474,7 +458,7 @@ def _rules(convolved: Share, dense: Share) -> dict[str, Rule]:
         scale = (variance + eps).rsqrt() * (1 if weight is None else weight)
         shift = ((0 if shift is None else shift) - mean) * scale + (0 if bias is None else bias)
         merged = kernel * scale.view(-1, *[1] * (kernel.ndim - 1))
-        return convolved(value, source, merged, shift, linear) if source.requires_grad else value
+        return linear_rule(convolved, value, source, merged, shift, linear) if source.requires_grad else value
 
     def activation(function: Any, inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         value: Tensor = function(inputs.clone(), *args, **kwargs)
@@ -510,8 +494,7 @@ def _layer_norm(
 ) -> Tensor:  # fmt: skip
     dims = tuple(range(-len(shape), 0))
     centred = inputs - inputs.mean(dims, keepdim=True)
-    deviation = (centred.detach().square().mean(dims, keepdim=True) + eps).sqrt()
-    scaled = centred / deviation
+    scaled = centred / (centred.detach().square().mean(dims, keepdim=True) + eps).sqrt()
     scaled = scaled if weight is None else scaled * weight
     return scaled if bias is None else scaled + bias
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import random
 import signal
 import sys
 import threading
@@ -378,3 +379,15 @@ def function_in(path: Path, name: str) -> Iterator[Callable[..., Any]]:
         yield function
     finally:
         sys.path.remove(folder)
+
+
+@contextmanager
+def same_randomness() -> Iterator[None]:
+    """Restore the random states of Python, NumPy and torch (CPU; frozen_eval() restores those of GPUs)."""
+    python, arrays = random.getstate(), np.random.get_state()  # noqa: NPY002  # the state that others use
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(arrays)  # noqa: NPY002

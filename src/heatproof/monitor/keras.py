@@ -1,7 +1,7 @@
 """A monitor in Keras (torch backend): model.fit(..., callbacks=[HeatproofCallback(monitor)]).
 
 The monitored images are "b c H W", also where Keras has channels last; the values are those that the model is
-trained on. The check runs before the first batch, a step after each epoch, counted from 1.
+trained on.
 """
 
 from __future__ import annotations

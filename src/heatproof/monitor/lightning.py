@@ -1,7 +1,7 @@
 """A monitor in Lightning: Trainer(callbacks=[HeatproofCallback(monitor)]), of lightning or pytorch_lightning.
 
 The monitored images go through the LightningModule itself (its forward returns logits), or through what
-`model` picks from it. The check runs before the first batch, a step after each epoch, counted from 1.
+`model` picks from it.
 """
 
 from __future__ import annotations

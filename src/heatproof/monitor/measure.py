@@ -1,16 +1,13 @@
 """The monitored images, one checkpoint measured on them in one shared pass, and the result of a step.
 
-ceil(n / batch) forward passes serve predictions and maps of all methods; each image's own class is explained,
-as the C-Score requires (elangovan2026cscore). The numbers are those of hp.explain and
-hp.metrics.cscore_by_class. Images are in memory, model-ready, in a fixed order. A subset keeps the
-proportions of the classes, and a smaller one is part of a larger one (see images.source.draw).
+Each image's own class is explained, as the C-Score requires (elangovan2026cscore). The numbers are those of
+hp.explain and hp.metrics.cscore_by_class. A smaller subset is part of a larger one (see images.source.draw).
 
 Restored is what training could notice: every module's mode, which parameters require gradients, buffers that
-`forward` changes (a counter, a BatchNorm that it trains), the random states of torch (CPU and the model's
-GPUs), NumPy and Python. A buffer that `forward` adds stays and is logged; other attributes that it sets
-cannot be seen. Gradients and optimiser are never touched: gradients are computed at a layer, not accumulated.
-Autocast is off inside, so that a number does not depend on where in the loop the monitor is called, and a
-compiled model runs as written, since hooks inside a compiled graph would compile it anew.
+`forward` changes (a counter, a BatchNorm that it trains), and random states. A buffer that `forward` adds
+stays and is logged. Gradients are computed at a layer, not accumulated. Autocast is off inside, so that a
+number does not depend on where in the loop the monitor is called, and a compiled model runs as written, since
+hooks inside a compiled graph would compile it anew.
 """
 
 from __future__ import annotations
@@ -18,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -133,15 +129,9 @@ class ValidationSet:
 
 
 def make_validation_set(
-    images: Any,
-    labels: Any = None,
-    *,
-    preprocess: Preprocess | None = None,
-    class_names: Sequence[str] | None = None,
-    limit: int | None = None,
-    seed: int = 0,
-    batch_size: int = 32,
-) -> ValidationSet:
+    images: Any, labels: Any = None, *, preprocess: Preprocess | None = None,
+    class_names: Sequence[str] | None = None, limit: int | None = None, seed: int = 0, batch_size: int = 32,
+) -> ValidationSet:  # fmt: skip
     """Check images: model-ready "b c H W" with labels; a list of Batch; a Source or folder with `preprocess`.
 
     Raises InputError if images or labels cannot be used.
@@ -317,18 +307,6 @@ def undisturbed(model: Model) -> Iterator[None]:
                 buffer.copy_(copy)
         for name in sorted({name for name, _ in module.named_buffers()} - names):
             log.warning("the model's forward adds the buffer %s, which the monitor cannot remove", name)
-
-
-@contextmanager
-def same_randomness() -> Iterator[None]:
-    """Restore the random states after the context, including draws by loggers."""
-    python, arrays = random.getstate(), np.random.get_state()  # noqa: NPY002  # the state that others use
-    try:
-        with torch.random.fork_rng(devices=[]):  # those of GPUs: frozen_eval() knows which the model is on
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(arrays)  # noqa: NPY002
 
 
 @dataclass(frozen=True)

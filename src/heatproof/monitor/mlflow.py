@@ -1,12 +1,7 @@
 """An evaluator for MLflow, and a verdict as tags of a registered model.
 
-    mlflow.models.evaluate(uri, data, targets="label", model_type="classifier", evaluators="heatproof",
-                           evaluator_config={"methods": ["gradcam"], "batch_size": 64})
-    tag_model("pneumonia", "3", "runs/first")
-
-The data are a table with one column of image files, or rows of numbers with their `shape` in the config, such
-as (3, 64, 64). The config must name the methods, and may hold all other settings of hp.monitor.Monitor. The
-model is one that mlflow.pytorch logged. Without `out` in the config, the run folder is temporary.
+See docs/monitor.md. The data are a table with one column of image files, or rows of numbers with their
+`shape` in the config, which must name the methods. Without `out` in it, the run folder is temporary.
 
 Imports are inside functions because MLflow loads evaluators when it is imported itself.
 """

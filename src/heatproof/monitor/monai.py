@@ -1,7 +1,6 @@
 """A monitor in MONAI, or in any ignite engine: train_handlers=[HeatproofHandler(monitor)] of a trainer.
 
-The network is the trainer's own, or what `model` picks from the engine if it has another name. The check
-runs before the first batch, a step after each epoch, counted from 1.
+The network is the trainer's own, or what `model` picks from the engine if it has another name.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Results of a monitor in experiment trackers; runs are never opened here.
 
-A logger is anything with `log(report)`. Scalars are named heatproof/cscore/METHOD/CLASS (CLASS "all": over
-all classes), heatproof/gold/METHOD/CLASS (size of the gold list), heatproof/degenerate/METHOD, heatproof/auc,
-heatproof/accuracy, heatproof/recall/CLASS, heatproof/seconds; alarms are text; the picture shows one image of
-each class under the map of each method. Numbers that are not defined are not sent.
+A logger is anything with `log(report)`. The names of scalars are in docs/monitor.md; numbers that are not
+defined are not sent.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Monitor: consistency of explanations per class at every epoch, with alarms; training is not changed.
 
-    monitor = Monitor(images, labels)          # before training; bad input raises here
-    monitor.step(model, epoch)                 # after each epoch
-
 A step costs one pass over the monitored images (see measure.py) and the pairs of the C-Score. Errors in it
 are logged once (logger "heatproof.monitor") and in the result's `problem`, and training continues; only
-`stop_on`, or an `on_alarm` that raises, stops it. Nothing is written without `out`.
+`stop_on`, or an `on_alarm` that raises, stops it. In distributed training call check and step in every
+process: the first measures, writes and logs; all get its result, call on_alarm, and stop or raise together.
 
 In distributed training call check and step in every process. The first one measures, writes and logs; all get
 its result, call on_alarm, and stop or raise together.
@@ -40,6 +38,7 @@ from heatproof.metrics.scene import BatchContext
 from heatproof.models import Model, load_model
 from heatproof.models.heads import Multilabel
 from heatproof.models.queue import all_logits
+from heatproof.models.running import same_randomness
 from heatproof.monitor.measure import (
     Answers,
     Cost,
@@ -49,7 +48,6 @@ from heatproof.monitor.measure import (
     example_maps,
     make_validation_set,
     measure,
-    same_randomness,
     undisturbed,
     with_head,
 )
@@ -151,18 +149,19 @@ class Monitor:
     ) -> None:
         self._calls = read_methods(methods)
         self._stop_on = read_mechanisms(stop_on)
-        if every < 1:
-            raise InputError(f"every is a number of epochs, at least 1; got {every}")
-        if max_seconds is not None and not max_seconds > 0:
-            raise InputError(f"max_seconds must be above 0; got {max_seconds}")
-        if anchor not in (None, FIRST):
-            raise InputError(
-                f"a monitor anchors its lists to the 'first' epoch or not at all; got {anchor!r}"
-            )
-        if seed < 0:
-            raise InputError(f"seed must be 0 or more, got {seed}")
-        if metrics and out is None:
-            raise InputError("metrics go into a run folder; name one with out=")
+        lists = "a monitor anchors its lists to the 'first' epoch or not at all"
+        for wrong, sentence in (
+            (every < 1, f"every is a number of epochs, at least 1; got {every}"),
+            (
+                max_seconds is not None and not max_seconds > 0,
+                f"max_seconds must be above 0; got {max_seconds}",
+            ),
+            (anchor not in (None, FIRST), f"{lists}; got {anchor!r}"),
+            (seed < 0, f"seed must be 0 or more, got {seed}"),
+            (metrics and out is None, "metrics go into a run folder; name one with out="),
+        ):
+            if wrong:
+                raise InputError(sentence)
         for logger in loggers:
             if not callable(getattr(logger, "log", None)):
                 raise InputError(f"a logger has a method log(report); {type(logger).__name__} has none")
@@ -246,8 +245,12 @@ class Monitor:
         try:
             with same_randomness():
                 result = self._measured(model, epoch, started)
-                for logger in self.loggers:
-                    self._send(logger, result)
+                for logger in () if result.problem else self.loggers:
+                    try:
+                        logger.log(result)
+                    except Exception as error:  # a tracker that is offline does not stop a training
+                        name = type(logger).__name__
+                        self._warn(f"{name} could not log epoch {epoch}: {error}", f"{name}: {error}")
         finally:
             seconds = time.perf_counter() - started
             self._spent += seconds
@@ -346,15 +349,6 @@ class Monitor:
             if alarm.mechanism in self._stop_on:
                 raise AlarmRaised(f"stopped after epoch {result.epoch}: {alarm}")
 
-    def _send(self, logger: Tracker, result: StepResult) -> None:
-        if result.problem:
-            return
-        try:
-            logger.log(result)
-        except Exception as error:  # a tracker that is offline does not stop a training
-            name = type(logger).__name__
-            self._warn(f"{name} could not log epoch {result.epoch}: {error}", f"{name}: {error}")
-
     def _keep_within(self, seconds: float) -> None:
         """Make the subset smaller after a step that took too long."""
         if self.max_seconds is None or seconds <= self.max_seconds:
@@ -396,11 +390,10 @@ class Recorder:
                     f"a monitor cannot measure {request.text}; name metrics per image without boxes or masks"
                 )
         self.path, self.images, self.layer, self.seed = Path(path), images, layer, seed
-        self.cscore = rule.text
         config = {
             "kind": MONITOR,
             "methods": list(methods),
-            "metrics": [self.cscore, "accuracy", "recall", "auc", *metrics],
+            "metrics": [rule.text, "accuracy", "recall", "auc", *metrics],
             "run": {"seed": seed, "batch_size": batch_size, "targets": "label"},
             "model": {"spec": "", "layer": layer if layer is None or isinstance(layer, str) else list(layer)},
             "images": {"kind": "memory", "count": len(images)},
@@ -419,7 +412,9 @@ class Recorder:
         if not self.manifest.models:
             return None
         folder = RunFolder.open(self.path)
-        whole = [c for c in self.manifest.models if self._complete(folder, c)]
+        units, done = make_plan(folder.manifest, len(self.images)).units, folder.done()
+        lacking = {unit.checkpoint for unit in units if unit.hash not in done}
+        whole = self.manifest.models.keys() - lacking
         if not whole:
             return None
         stored = Trajectory.from_run(folder)
@@ -435,25 +430,15 @@ class Recorder:
         gold = gold_list(stored.labels, stored.probabilities, rule.tau)
         return dict(zip(stored.ids, gold.tolist(), strict=True))
 
-    def _complete(self, folder: RunFolder, checkpoint: str) -> bool:
-        plan = make_plan(folder.manifest, len(self.images))
-        return {unit.hash for unit in plan.units if unit.checkpoint == checkpoint} <= folder.done()
-
-    def place(self, model: Model, epoch: int) -> tuple[str, str]:
-        """Name of the checkpoint, and hash of its weights."""
-        weights = weights_hash(Checkpoint(""), model)
-        name, attempt = f"epoch-{epoch:03d}", 1
-        while self.manifest.models.get(name, weights) != weights:
-            attempt += 1
-            name = f"attempt{attempt}-epoch-{epoch:03d}"
-        return name, weights
-
     def write(
         self, model: Model, epoch: int, rows: Sequence[int], answers: Answers, measured: Measured,
         norms: Mapping[str, GradientNorm],
     ) -> str:  # fmt: skip
         """Store one checkpoint of the images in `rows`, and return its name."""
-        name, weights = self.place(model, epoch)
+        weights, name, attempt = weights_hash(Checkpoint(""), model), f"epoch-{epoch:03d}", 1
+        while self.manifest.models.get(name, weights) != weights:
+            attempt += 1
+            name = f"attempt{attempt}-epoch-{epoch:03d}"
         config: dict[str, Any] = dict(self.manifest.config)
         config["model"] = {**config["model"], "spec": model.name}
         config["run"] = {**config["run"], "device": str(model.device), "threads": torch.get_num_threads()}
@@ -556,7 +541,10 @@ def _alone() -> bool:
 
 
 class MonitorHooks:
-    """Base of the callbacks: runs a monitor in a training library."""
+    """Base of the callbacks: runs a monitor in a training library.
+
+    The check runs before the first batch, a step after each epoch, counted from 1.
+    """
 
     def __init__(self, monitor: Monitor) -> None:
         super().__init__()

@@ -49,7 +49,7 @@ from heatproof.explain.providers import files
 from heatproof.models.checkpoints import first_line
 from heatproof.models.layers import find_module, layout_of, picture_layers
 from heatproof.models.model import Model
-from heatproof.models.running import function_in, is_out_of_memory, watched
+from heatproof.models.running import function_in, is_out_of_memory, same_randomness, watched
 from heatproof.registry import REQUIRED, Card, Explainer, explainers, key_of
 from heatproof.types import Signed, Trace
 
@@ -177,14 +177,13 @@ def calling(method: str, trace: Trace) -> Iterator[tuple[LogitsModule, Tensor]]:
         (part, set(part.__dict__), {name: dict(getattr(part, name)) for name in MODULE_STATE})
         for part in model.module.modules()
     ]
-    numbers, python = np.random.get_state(), random.getstate()  # noqa: NPY002 (their generators)
     try:
         with (
             torch.inference_mode(False), torch.enable_grad(), warnings.catch_warnings(),
-            redirect_stderr(StringIO()),
+            redirect_stderr(StringIO()), same_randomness(),
         ):  # fmt: skip
             warnings.simplefilter("ignore")
-            torch.manual_seed(trace.seed)  # `frozen_eval` restores the caller's generator
+            torch.manual_seed(trace.seed)
             np.random.seed(trace.seed)  # noqa: NPY002
             random.seed(trace.seed)
             images = trace.images.detach().to(model.device, model.dtype).clone()
@@ -198,8 +197,6 @@ def calling(method: str, trace: Trace) -> Iterator[tuple[LogitsModule, Tensor]]:
             f"{method} failed on {model.name}: {type(error).__name__}: {first_line(error)}"
         ) from error
     finally:
-        np.random.set_state(numbers)  # noqa: NPY002
-        random.setstate(python)
         for part, names, state in before:
             for name in part.__dict__.keys() - names:
                 del part.__dict__[name]
