@@ -61,7 +61,7 @@ def make_run(
         {"methods": list(methods), "images": {"kind": "folder"}}, models=dict.fromkeys(CHECKPOINTS, "abc"),
         classes=tuple(classes), command=["heatproof", "run", "<study>.toml"],
     )  # fmt: skip
-    run = RunFolder.create(folder, manifest)
+    run = RunFolder.resume(folder, manifest)
     ids = [EVIL[i] if i < len(EVIL) else f"{i:03d}.png" for i in range(images)]
     for k, checkpoint in enumerate(CHECKPOINTS):
         random = np.random.default_rng(k)

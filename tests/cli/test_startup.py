@@ -78,7 +78,7 @@ def findings(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     epochs = ("epoch01", "epoch02")  # alarms over training need two
     manifest = Manifest.collect(config, models=dict.fromkeys(epochs, "abc"), classes=("mass", "node"))
-    folder = RunFolder.create(tmp_path_factory.mktemp("startup") / "findings", manifest)
+    folder = RunFolder.resume(tmp_path_factory.mktemp("startup") / "findings", manifest)
     for epoch in epochs:
         rows = []
         for i in range(40):
@@ -206,7 +206,7 @@ assert len(opened.scores()) and opened.status() and "torch" not in sys.modules
 
 def test_a_run_keeps_the_facts_of_its_metrics_and_methods(tmp_path: Path) -> None:
     config = {"methods": ["random", "sobel", "lime(samples=9)"], "metrics": metrics.names()}
-    RunFolder.create(tmp_path / "run", Manifest.collect(config))
+    RunFolder.resume(tmp_path / "run", Manifest.collect(config))
     facts, registered = RunFolder.open(tmp_path / "run").manifest.facts, Facts()
     assert list(facts.metrics) == registered.every_metric
     for method in ("random(seed=3)", "edges", "lime"):
@@ -225,7 +225,7 @@ def test_a_metric_of_another_package_is_described_where_that_is_missing(tmp_path
     )
     manifest = Manifest.collect({"methods": ["gradcam"]}, models={"epoch01": "abc"})
     facts = replace(manifest.facts, metrics=(*Facts.of_config({"metrics": ["auc"]}).metrics, warmth))
-    folder = RunFolder.create(tmp_path / "run", replace(manifest, facts=facts))
+    folder = RunFolder.resume(tmp_path / "run", replace(manifest, facts=facts))
     rows = [Score("net", "epoch01", f"{i}.png", 0, 0, "gradcam", "warmth(at=2)", i, "") for i in range(9)]
     folder.write_unit(Unit("epoch01", (0, 9), ("gradcam",), ("warmth(at=2)",)), rows)
     assert "warm places ↑" in alone("print(call(['verdict', sys.argv[1], '--tests'])[1])", str(folder.path))

@@ -14,7 +14,7 @@ from torch import nn
 from contrast.discs import model_ready, network
 from heatproof.errors import InputError, UnknownNameError
 from heatproof.monitor import Monitor
-from heatproof.store.ledger import read_record
+from heatproof.store.ledger import known_record
 from heatproof.verdict import follow
 from heatproof.verdict.answers import HEADLINES, UNDECIDED
 from heatproof.verdict.gate import check
@@ -45,7 +45,7 @@ def watch(out: Path, **options: Any) -> Monitor:
 
 
 def stored(out: Path) -> dict[str, Any]:
-    return read_record(out / FILE)
+    return known_record(out / FILE)
 
 
 def test_without_the_test_that_votes_the_verdict_says_so(trained: nn.Module, tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_the_action_takes_its_inputs_as_they_are(project: Path, given: Any, code
 def test_names_in_a_run_are_no_commands_of_the_workflow(tmp_path: Path) -> None:
     """Neither at the start of a line nor in the older form, nor the end of the summary's block of text."""
     name = "cat\n::error::one\n```\n<b>##[error]two"
-    folder = RunFolder.create(tmp_path / "--run", Manifest.collect({"methods": ["gradcam"]}, classes=[name]))
+    folder = RunFolder.resume(tmp_path / "--run", Manifest.collect({"methods": ["gradcam"]}, classes=[name]))
     rows = [Score("net", name, f"{i}{name}", 0, 0, "gradcam", "insertion", 0.1) for i in range(40)]
     rows += [Score("net", name, "", 0, 0, "gradcam", "cscore", 0.1)]
     folder.write_unit(Unit(name, (0, 40), ("gradcam",), ("insertion",)), rows)

@@ -115,7 +115,7 @@ def test_a_folder_without_a_run_and_half_a_run_are_errors(run: Path, tmp_path: P
     assert code == 1 and "1 error" in output and f"{tmp_path} cannot be opened: " in output
     assert "Traceback" not in output and "def heatproof_run" not in output
     manifest = RunFolder.open(run).manifest
-    half = RunFolder.create(tmp_path / "half", manifest)
+    half = RunFolder.resume(tmp_path / "half", manifest)
     code, output = run_pytest(tmp_path, MAPS, "--heatproof-run", half.path)
     assert code == 1 and f"{half.path} cannot be judged: complete run" in output, output
 

@@ -30,7 +30,7 @@ from heatproof.disk import digest
 from heatproof.report.tables import Column, Table
 from heatproof.run.engine import run_study
 from heatproof.store import Manifest, RunFolder
-from heatproof.store.ledger import read_record, write_record
+from heatproof.store.ledger import known_record, write_record
 from heatproof.types import Score, Unit
 from tiny_study import make_study
 
@@ -69,7 +69,7 @@ def run(finished: Path, tmp_path: Path) -> Path:
 def reseal(run: Path) -> None:
     """As the author of a folder would: every seal tells of the files as they are now."""
     for path in (run / "seals").glob("*.json"):
-        seal = read_record(path)
+        seal = known_record(path)
         seal["files"] = {name: digest(run / name) for name in seal["files"]}
         write_record(path, seal)
 
@@ -326,7 +326,7 @@ def test_repair_deletes_nothing_that_a_seal_names_elsewhere(run: Path, tmp_path:
     victim = tmp_path / "victim.txt"
     victim.write_text(SECRET)
     path = next((run / "seals").glob("*.json"))
-    seal = read_record(path)
+    seal = known_record(path)
     seal["files"] |= {"scores/../../victim.txt": "0" * 64, "../victim.txt": "0" * 64}
     write_record(path, seal)
     assert heatproof("verify", run, "--repair").exit_code == 1 and victim.exists()
@@ -382,7 +382,7 @@ def png(width: int, height: int) -> bytes:
 
 
 def test_deeply_nested_records_raise_a_clear_error(run: Path) -> None:
-    plan = read_record(run / "plan.json")
+    plan = known_record(run / "plan.json")
     write_record(run / "plan.json", plan | {"deep": "HERE"}, indent=None)
     text = (run / "plan.json").read_text()
     for path, content in ((run / "plan.json", text), (run / "run.json", '{"deep": "HERE"}')):
@@ -398,7 +398,7 @@ def test_deeply_nested_records_raise_a_clear_error(run: Path) -> None:
 def named(tmp_path: Path) -> Path:
     """A run in which everything has an evil name."""
     classes = [EVIL, "=cmd|x"]
-    folder = RunFolder.create(tmp_path / "named", Manifest.collect({"methods": ["gradcam"]}, classes=classes))
+    folder = RunFolder.resume(tmp_path / "named", Manifest.collect({"methods": ["gradcam"]}, classes=classes))
     rows = [
         Score("net" + EVIL, "last" + EVIL, f"{sign}{i}{EVIL}", i % 2, 0, "gradcam", "insertion", -0.5)
         for i, sign in enumerate("=+-@\t\rx")

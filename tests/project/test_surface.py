@@ -28,7 +28,7 @@ from conftest import small_cnn
 from heatproof.errors import InputError, MissingExtraError, StoreError, UnknownNameError
 from heatproof.images import Preprocess
 from heatproof.store import RunFolder
-from heatproof.store.ledger import read_record
+from heatproof.store.ledger import known_record
 from heatproof.verdict.answers import HEADLINES, MethodAnswer, NetworkAnswer, Verdict
 from tiny_study import METHODS, make_study
 
@@ -328,7 +328,7 @@ def test_maps_are_those_of_the_last_checkpoint_or_the_one_named(run: hp.Run) -> 
 def test_a_run_tells_its_verdict_its_status_and_writes_its_report(run: hp.Run, tmp_path: Path) -> None:
     verdict = run.verdict()
     assert verdict.follow == "undecided" and str(verdict).startswith(f"{verdict.headline}.\n")
-    assert read_record(run.path / "verdict.json") == verdict.as_json()
+    assert known_record(run.path / "verdict.json") == verdict.as_json()
     assert run.status().complete and "complete" in repr(run)
     assert run.report() == run.path / "report.html"
     assert verdict.headline in (run.path / "report.html").read_text(encoding="utf-8")
@@ -352,7 +352,7 @@ def test_a_dict_runs_like_the_file_it_stands_for(
 def test_a_folder_without_a_run_or_maps_is_reported_so(tmp_path: Path, run: hp.Run) -> None:
     with pytest.raises(StoreError):
         hp.open_run(tmp_path)
-    empty = RunFolder.create(tmp_path / "empty", run.folder.manifest)
+    empty = RunFolder.resume(tmp_path / "empty", run.folder.manifest)
     with pytest.raises(StoreError, match="holds no maps yet"):
         hp.open_run(empty.path).maps("gradcam")
     assert "epoch" not in "".join(html_of(hp.open_run(empty.path)).texts)

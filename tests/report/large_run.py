@@ -25,7 +25,7 @@ def make_large(folder: Path, images: int = 10_000, block: int = 500) -> RunFolde
     """Image i has class i % 2 and is wrong where i % 10 == 0; the scores are drawn by a seed."""
     config = {"methods": list(METHODS), "images": {"kind": "folder"}}
     models = {FIRST: "abc", LAST: "def"}
-    run = RunFolder.create(folder, Manifest.collect(config, models=models, classes=CLASSES, command=["make"]))
+    run = RunFolder.resume(folder, Manifest.collect(config, models=models, classes=CLASSES, command=["make"]))
     for checkpoint, count in ((FIRST, EARLY), (LAST, images)):
         for start in range(0, count, block):
             write_block(run, checkpoint, start, min(start + block, count))

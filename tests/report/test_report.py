@@ -354,6 +354,6 @@ def test_bad_requests_raise_a_clear_error(tmp_path: Path, data: RunData) -> None
         CliRunner().invoke(report_command, [str(tmp_path)], catch_exceptions=False)
     with pytest.raises(StoreError, match="does not exist; create it first"):
         write_page(data, tmp_path / "nowhere" / "page.html")
-    empty = RunFolder.create(tmp_path / "empty", Manifest.collect({}))
+    empty = RunFolder.resume(tmp_path / "empty", Manifest.collect({}))
     with pytest.raises(StoreError, match="no finished unit yet"):
         read_run(empty)

@@ -125,7 +125,7 @@ def test_sorting_follows_the_chosen_method(server: Server, run: RunFolder, metri
 
 
 def test_what_is_not_defined_comes_last_either_way(tmp_path: Path) -> None:
-    run = RunFolder.create(tmp_path / "run", Manifest.collect({"methods": ["gradcam"]}))
+    run = RunFolder.resume(tmp_path / "run", Manifest.collect({"methods": ["gradcam"]}))
     values = [float("nan"), 0.3, 0.9, float("nan"), 0.1]
     rows = [
         Score(
@@ -183,7 +183,7 @@ def test_csv_holds_all_that_is_chosen(server: Server, run: RunFolder) -> None:
 
 
 def test_csv_never_becomes_a_formula(tmp_path: Path) -> None:
-    run = RunFolder.create(
+    run = RunFolder.resume(
         tmp_path / "run", Manifest.collect({"methods": ["gradcam"]}, classes=["=cmd|x", "b"])
     )
     row = Score("net", "last", "@SUM(A1)", 0, 0, "gradcam", "insertion", -0.5)
@@ -207,7 +207,7 @@ def test_the_report_is_the_report(server: Server) -> None:
 
 def test_a_run_without_rows_waits_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("heatproof.report.live.PATIENCE", (0.0, 0.0))
-    run = RunFolder.create(tmp_path / "run", Manifest.collect({"methods": ["gradcam"]}))
+    run = RunFolder.resume(tmp_path / "run", Manifest.collect({"methods": ["gradcam"]}))
     with serving(run.path) as server:
         assert (waiting := answer(server, "/state"))["units"] == 0
         status, _, content = ask(server, "/images")

@@ -79,7 +79,7 @@ def test_axe_finds_nothing_serious(browser: Any, evil: Server, scheme: str, widt
 
 
 def test_an_empty_run_waits(browser: Any, tmp_path: Path) -> None:
-    run = RunFolder.create(tmp_path / "run", Manifest.collect({"methods": ["gradcam"]}))
+    run = RunFolder.resume(tmp_path / "run", Manifest.collect({"methods": ["gradcam"]}))
     for server in served(run.path):
         visit = Visit(browser, server)
         visit.page.get_by_role("heading", name="Waiting for the first unit").wait_for()

@@ -20,7 +20,7 @@ from heatproof.report.gallery import UNAVAILABLE, gallery
 from heatproof.run import worker
 from heatproof.run.engine import run_study
 from heatproof.store import RunFolder
-from heatproof.store.ledger import RECORDS, read_record, write_record
+from heatproof.store.ledger import RECORDS, known_record, write_record
 from heatproof.verdict.answers import HEADLINES, UNDECIDED
 from heatproof.verdict.data import read_run
 from heatproof.verdict.judge import conclude, judge
@@ -108,7 +108,7 @@ def test_verify_names_an_edited_verdict(out: Path) -> None:
 
 
 def test_a_folder_of_a_later_version_is_refused_and_left_alone(out: Path) -> None:
-    content = read_record(out / "run.json")
+    content = known_record(out / "run.json")
     write_record(out / "run.json", {**content, "format": 3, "config": ["another", "form"]})
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     for options in ((), ("--repair",)):
@@ -240,7 +240,7 @@ def test_no_value_of_another_type_crashes_a_command(out: Path, name: str) -> Non
     if name == "hashes.json":
         write_record(path, {"files": {"a.png": [1, 2, 3, "mark"]}})
     refused = 0
-    for i, content in enumerate(harmed(read_record(path))):
+    for i, content in enumerate(harmed(known_record(path))):
         write_record(path, content)
         for command, *options in (*ALWAYS, IN_TURN[i % len(IN_TURN)]):
             result = heatproof(command, out, *options)
@@ -257,7 +257,7 @@ def test_an_index_of_maps_with_another_type_raises_a_clear_error(out: Path, way:
     content = json.loads(gzip.decompress(index.read_bytes()))
     index.write_bytes(gzip.compress(json.dumps(with_other(content, way, [1])).encode()))
     seal = out / "seals" / f"{index.name.removesuffix('.json.gz')}.json"
-    sealed = read_record(seal)
+    sealed = known_record(seal)
     sealed["files"][f"maps/{index.name}"] = digest(index)
     write_record(seal, sealed)
     result = heatproof("report", out)

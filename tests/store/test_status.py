@@ -90,6 +90,6 @@ def test_broken_pictures_are_counted_and_sql_shows_it(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_plan_claims_nothing(tmp_path: Path) -> None:
-    run = RunFolder.create(tmp_path / "run", Manifest.collect({}))
+    run = RunFolder.resume(tmp_path / "run", Manifest.collect({}))
     status = run.status()
     assert (status.state, status.complete) == ("unknown", False) and "plan.json" in status.reason

@@ -49,7 +49,7 @@ def row(image: str = "a.png", value: float = 0.5, **other: object) -> Score:
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
-    return RunFolder.create(tmp_path / "run", Manifest.collect({"methods": ["gradcam"]}))
+    return RunFolder.resume(tmp_path / "run", Manifest.collect({"methods": ["gradcam"]}))
 
 
 def bits(value: float) -> bytes:
@@ -103,7 +103,7 @@ def test_a_name_that_is_not_unicode_is_stored_with_escapes(run: RunFolder) -> No
 
 def test_equal_rows_give_equal_bytes(run: RunFolder, tmp_path: Path) -> None:
     rows = [row(f"{i}.png", i / 7) for i in range(5000)]
-    other = RunFolder.create(tmp_path / "other", run.manifest)
+    other = RunFolder.resume(tmp_path / "other", run.manifest)
     for folder in (run, other):
         folder.write_unit(unit(), rows)
     first, second = (f.path / "scores" / f"{unit().hash}.parquet" for f in (run, other))
@@ -127,7 +127,7 @@ def test_a_unit_written_twice_counts_once(run: RunFolder) -> None:
 
 
 def test_two_runs_do_not_see_each_other(run: RunFolder, tmp_path: Path) -> None:
-    other = RunFolder.create(tmp_path / "other", run.manifest)
+    other = RunFolder.resume(tmp_path / "other", run.manifest)
     run.write_unit(unit(), [row()])
     reader, empty = run.scores(), other.scores()
     assert empty.sql("from scores") == []
@@ -136,8 +136,8 @@ def test_two_runs_do_not_see_each_other(run: RunFolder, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["run[1]", "it's", "a*b?", "läuft 😀"])
 def test_any_folder_name_will_do(tmp_path: Path, name: str) -> None:
-    RunFolder.create(tmp_path / "run1", Manifest({})).write_unit(unit(), [row("other.png")])
-    run = RunFolder.create(tmp_path / name, Manifest({}))
+    RunFolder.resume(tmp_path / "run1", Manifest({})).write_unit(unit(), [row("other.png")])
+    run = RunFolder.resume(tmp_path / name, Manifest({}))
     run.write_unit(unit(), [row("mine.png")])
     assert run.scores().sql("select image from scores") == [{"image": "mine.png"}]
 
@@ -190,7 +190,7 @@ def test_digest_ignores_order_and_parts_and_sees_every_bit(tmp_path: Path) -> No
     rows = [row(f"{i}.png", i / 3) for i in range(50)] + [row("nan.png", math.nan), row("null", label=None)]
 
     def digest(name: str, *parts: list[Score]) -> str:
-        run = RunFolder.create(tmp_path / name, Manifest({}))
+        run = RunFolder.resume(tmp_path / name, Manifest({}))
         for number, part in enumerate(parts):
             run.write_unit(unit(number), part)
         return run.scores().digest()
@@ -293,7 +293,7 @@ def test_the_manifest_says_what_made_the_run(tmp_path: Path, monkeypatch: pytest
     made = Manifest.collect(
         config, seed=3, models={"epoch1": "ab12"}, data="cd34", command=["heatproof", "run"]
     )
-    RunFolder.create(tmp_path / "run", made)
+    RunFolder.resume(tmp_path / "run", made)
     read = RunFolder.open(tmp_path / "run").manifest
     assert read == made
     assert read.config == {"methods": ["gradcam"], "folder": "images", "tau": 0.5}
@@ -408,16 +408,14 @@ def test_shards_may_start_together(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_more_images_may_change_the_data_hash(tmp_path: Path) -> None:
-    RunFolder.create(tmp_path, Manifest.collect({"images": {"images": ["a"]}}, data="1"))
+    RunFolder.resume(tmp_path, Manifest.collect({"images": {"images": ["a"]}}, data="1"))
     grown = Manifest.collect({"images": {"images": ["a", "b"]}}, data="2")
     assert RunFolder.resume(tmp_path, grown).manifest.data == "2"
     with pytest.raises(StoreError, match="the images are not those of the run"):
         RunFolder.resume(tmp_path, Manifest.collect({"images": {"images": ["a", "b"]}}, data="3"))
 
 
-def test_folders_that_are_no_run_or_already_one(run: RunFolder, tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="already holds a run"):
-        RunFolder.create(run.path, run.manifest)
+def test_folders_that_are_no_run(run: RunFolder, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"is not a run folder: it has no run\.json"):
         RunFolder.open(tmp_path / "elsewhere")
     for content in ("{", "[]", '{"seed": 1}'):
@@ -635,7 +633,7 @@ def random_rows(number: int) -> list[Score]:
 
 
 def test_a_full_disk_raises_a_clear_error_and_keeps_what_was_written(tiny_disk: Path) -> None:
-    run = RunFolder.create(tiny_disk / "run", Manifest.collect({}))
+    run = RunFolder.resume(tiny_disk / "run", Manifest.collect({}))
     written = 0
     with pytest.raises(StoreError, match="the disk is full; free some space and start again") as error:
         while True:
@@ -660,13 +658,13 @@ def test_a_short_write_of_an_array_is_a_full_disk(tmp_path: Path) -> None:
 
 
 def test_a_read_only_folder_raises_a_clear_error_and_can_be_read(tiny_disk: Path) -> None:
-    run = RunFolder.create(tiny_disk / "run", Manifest({}))
+    run = RunFolder.resume(tiny_disk / "run", Manifest({}))
     run.write_unit(unit(), [row()])
     subprocess.run(["mount", "-o", "remount,ro", tiny_disk], check=True)
     for attempt in (
         lambda: run.write_unit(unit(1), [row()]),
         lambda: RunFolder.resume(run.path, run.manifest),
-        lambda: RunFolder.create(tiny_disk / "new", run.manifest),
+        lambda: RunFolder.resume(tiny_disk / "new", run.manifest),
         lambda: run.lock("9/9").__enter__(),
     ):
         with pytest.raises(StoreError, match="may not be written; change its permissions or choose another"):

@@ -21,7 +21,7 @@ from heatproof.types import Maps, Unit, normalise
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
-    return RunFolder.create(tmp_path / "run", Manifest({}))
+    return RunFolder.resume(tmp_path / "run", Manifest({}))
 
 
 def unit(first: int, last: int, checkpoint: str = "e1") -> Unit:

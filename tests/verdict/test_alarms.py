@@ -407,7 +407,7 @@ def test_gold_lists_are_counted_at_the_threshold_in_force(tmp_path: Path, tau: s
         answer: dict[str, Any] = {**cell, "image": f"{i}.png", "method": "", "label": int(i > 3)}
         rows += [Score(**answer, explained=c, metric="probability", value=v) for c, v in ((0, 1 - p), (1, p))]
         rows.append(Score(**answer, explained=int(p > 0.5), metric="predicted", value=float(p > 0.5)))
-    folder = RunFolder.create(tmp_path / "run", Manifest.collect({}, models={"epoch1": "x"}))
+    folder = RunFolder.resume(tmp_path / "run", Manifest.collect({}, models={"epoch1": "x"}))
     folder.write_unit(Unit("epoch1", (0, 8), (), ("any",)), rows)
     (trajectory,) = Trajectory.from_run(folder)
     assert [trajectory.classes[c] for c in (0, 1)] == [ClassState(4, n) for n in gold]

@@ -122,7 +122,7 @@ def small_folder(
     path: Path, rows: list[Score], checkpoints: tuple[str, ...] = ("epoch1",), answered: int = 80
 ) -> RunFolder:
     manifest = Manifest.collect({}, models={name: name for name in checkpoints}, classes=["left.lung", "2 b"])
-    folder = RunFolder.create(path, manifest)
+    folder = RunFolder.resume(path, manifest)
     places = {(r.model, r.checkpoint) for r in rows}
     answers = [
         row(metric, 0.9, model=model, checkpoint=checkpoint, image=f"{i}.png", label=i % 2, explained=0)
@@ -212,7 +212,7 @@ def test_a_name_that_the_run_does_not_have_is_refused(run: RunFolder, rule: str,
 
 
 def test_a_class_cannot_be_named_in_a_run_without_labels(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path / "run", Manifest.collect({}, models={"epoch1": "a"}))
+    folder = RunFolder.resume(tmp_path / "run", Manifest.collect({}, models={"epoch1": "a"}))
     folder.write_unit(Unit("epoch1", (0, 1), (), ("any",)), [row("bl", 0.1, image="a.png", method="gradcam")])
     with pytest.raises(InputError, match="no class can be named: the images of the run have no labels"):
         check(folder, ["looks-there pneumonia"])
@@ -241,7 +241,7 @@ def test_the_trajectory_of_a_run_is_what_its_rows_say(run: RunFolder) -> None:
 def test_auc_is_computed_where_a_run_was_not_asked_for_it(run: RunFolder, tmp_path: Path) -> None:
     names = "model, checkpoint, image, label, explained, method, metric, value, reason"
     rows = run.scores().sql(f"select {names} from scores where metric <> 'auc' and metric not like 'recall%'")
-    folder = RunFolder.create(tmp_path / "run", run.manifest)
+    folder = RunFolder.resume(tmp_path / "run", run.manifest)
     folder.write_unit(Unit("epoch01", (0, 1), (), ("any",)), [Score(**row) for row in rows])
     assert [c.auc for c in Trajectory.from_run(folder)] == [c.auc for c in Trajectory.from_run(run)]
 

@@ -24,7 +24,7 @@ from heatproof.errors import UnknownNameError
 from heatproof.report.page import read_report, render
 from heatproof.report.pieces import Section
 from heatproof.store import RunFolder
-from heatproof.store.ledger import read_record
+from heatproof.store.ledger import known_record
 from heatproof.verdict import answers, follow
 from heatproof.verdict.answers import HEADLINES, UNDECIDED, MethodAnswer, NetworkAnswer, Verdict
 from heatproof.verdict.data import read_run
@@ -441,7 +441,7 @@ def test_a_folder_that_may_not_be_written_is_read_all_the_same(tmp_path: Path) -
 
 def test_a_run_in_python_keeps_its_verdict(tmp_path: Path) -> None:
     run = hp.run(make_study(tmp_path, 4, ["gradcam"], ["accuracy"]), tmp_path / "out")
-    assert read_record(run.path / FILE) == run.verdict().as_json()
+    assert known_record(run.path / FILE) == run.verdict().as_json()
     shutil.rmtree(run.path / "scores")
     part = hp.run(make_study(tmp_path, 8, ["gradcam"], ["accuracy"]), tmp_path / "two", shard=(0, 2))
     assert not (part.path / FILE).exists(), "half a run is no run"

@@ -16,6 +16,7 @@ import ast
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -32,7 +33,7 @@ from heatproof.models.names import placed_spec
 from heatproof.rows import Unit
 from heatproof.run.config import MetricRequest, as_config, read_metrics, study_from
 from heatproof.store import Manifest
-from heatproof.store.ledger import hash_of, read_record, write_record
+from heatproof.store.ledger import hash_of, known_record, write_record
 
 if TYPE_CHECKING:
     from heatproof.images import Loaded, Source
@@ -260,10 +261,10 @@ class Origin:
     @staticmethod
     def of(source: Source, run: Path, by_mtime: bool) -> Origin:
         """Identify the images; files whose hash is cached in the run folder are not read again."""
-        try:
-            known = {path: tuple(entry) for path, entry in read_record(run / MEMORY)["files"].items()}
-        except (StoreError, OSError, KeyError):
-            known = {}
+        known: dict[str, tuple[Any, ...]] = {}
+        with suppress(StoreError):
+            files = (known_record(run / MEMORY) or {}).get("files", {})
+            known = {path: tuple(entry) for path, entry in files.items()}
         hashes = Hashes(dict(known), by_mtime)
         return Origin(identify(source, hashes), hashes, known)
 

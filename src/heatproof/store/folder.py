@@ -115,16 +115,6 @@ class RunFolder:
         self.path, self.manifest = path, manifest
 
     @classmethod
-    def create(cls, path: str | Path, manifest: Manifest) -> RunFolder:
-        """Start a new run; raises StoreError if the folder already holds one."""
-        path = Path(path)
-        with ledger.turn(path):
-            if (path / "run.json").exists():
-                raise StoreError(f"{path} already holds a run; resume it or choose another folder")
-            manifest.write(path / "run.json")
-        return cls(path, manifest)
-
-    @classmethod
     def open(cls, path: str | Path) -> RunFolder:
         """Open an existing run, to read it or to add units; nothing on disk is changed.
 

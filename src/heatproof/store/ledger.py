@@ -310,15 +310,10 @@ def write_record(path: Path, content: Mapping[str, Any], lease: str = "", indent
 
 
 def known_record(path: Path) -> dict[str, Any] | None:
-    """A record; None if it was never written."""
-    try:
-        return read_record(path)
-    except FileNotFoundError:
-        return None
+    """Read what `write_record` wrote; None if it was never written.
 
-
-def read_record(path: Path) -> dict[str, Any]:
-    """Read what `write_record` wrote; raises DamagedError for other content, or types other than RECORDS."""
+    Raises DamagedError for other content, or types other than RECORDS.
+    """
     try:
         text = plain(path).read_bytes().decode()
         start = len(CHECKSUM) + 1
@@ -328,7 +323,7 @@ def read_record(path: Path) -> dict[str, Any]:
         content = json.loads(f"{{{rest}")
         check_types(content, RECORDS.get(path.name, dict[str, Any]))
     except FileNotFoundError:
-        raise
+        return None
     except (OSError, ValueError, RecursionError) as error:
         raise damaged(path, str(error)) from error
     return dict(content)
@@ -435,10 +430,10 @@ class Ledger:
 
     def _take(self, unit: str) -> Seal | None:
         try:
-            seal: Seal = check_types(read_record(self.root / f"{unit}.json"), Seal)
+            seal: Seal = check_types(known_record(self.root / f"{unit}.json"), Seal)
             if check_types(seal.unit, Unit).hash != unit or not all(map(OWN.fullmatch, seal.files)):
                 return None
-        except (StoreError, FileNotFoundError, ValueError):
+        except (StoreError, ValueError):
             return None
         self.files |= seal.files
         return seal

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, TypedDict
 
 from heatproof import registry
 from heatproof.errors import HeatproofError, StoreError
-from heatproof.store.ledger import check_types, plain, read_record, write_record
+from heatproof.store.ledger import check_types, known_record, plain, write_record
 
 PACKAGES = (
     "heatproof", "torch", "numpy", "scipy", "pillow", "scikit-image", "duckdb",
@@ -325,7 +325,7 @@ class Manifest:
                 raise StoreError(
                     f"{path.parent} was written by heatproof 0.1; run its study again in a new folder"
                 )
-            content = read_record(path)
+            content = known_record(path) or {}
             check_types(content, Manifest)
             check_types(content["config"], _Config)
             known = {key: content[key] for key in content if key in Manifest.__dataclass_fields__}
