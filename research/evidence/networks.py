@@ -157,7 +157,7 @@ NETWORKS = {
     "small-64": Kind(64, partial(_small, 16), 2e-3, 1500),
     "small-96": Kind(96, partial(_small, 24), 2e-3, 1500),
     "resnet18": Kind(128, _resnet18, 5e-4, 800),
-    "vit-ti": Kind(64, _vit, 4e-4, 3000),
+    "vit-ti": Kind(64, _vit, 4e-4, 2000),
     "resnet20": Kind(64, partial(_cifar_resnet, 3), 1e-3, 600, ("cifar10/resnet20.safetensors",)),
     "resnet56": Kind(64, partial(_cifar_resnet, 9), 1e-3, 400, ("cifar10/resnet56.safetensors",)),
     "squeezenet": Kind(224, _squeezenet, 2e-4, 500, ("weights/squeezenet1_1.pt",)),

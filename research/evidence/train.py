@@ -35,7 +35,7 @@ from research.evidence.plan import Member
 from research.evidence.sources import CHECK, HELD_OUT, TRAIN, Drawn, Source, open_source
 
 MOST_CORRECT_MOVED, MOST_CHANGED, LEAST_ACCURACY = 1 / 3, 0.10, 0.80
-GOOD_ACCURACY, GOOD_MOVED, GOOD_CHANGED = 0.95, 0.15, 0.04  # at which training stops
+GOOD_ACCURACY, GOOD_MOVED, GOOD_CHANGED = 0.93, 0.15, 0.04  # at which training stops
 BATCH, CHECK_EVERY, CHECKED, TESTED, EXPLAINED = 64, 50, 240, 300, 120
 CARRIERS = 0.3  # share of the images
 WARM_UP = 20  # steps
