@@ -154,8 +154,8 @@ def unpack_halves(content: bytes) -> dict[str, Tensor]:
 
 NETWORKS = {
     "tiny-32": Kind(32, partial(_small, 8), 3e-3, 400),  # of tests; not in the plan
-    "small-64": Kind(64, partial(_small, 16), 2e-3, 800),
-    "small-96": Kind(96, partial(_small, 16), 2e-3, 800),
+    "small-64": Kind(64, partial(_small, 16), 2e-3, 1500),
+    "small-96": Kind(96, partial(_small, 24), 2e-3, 1500),
     "resnet18": Kind(128, _resnet18, 5e-4, 800),
     "vit-ti": Kind(64, _vit, 4e-4, 2000),
     "resnet20": Kind(64, partial(_cifar_resnet, 3), 1e-3, 600, ("cifar10/resnet20.safetensors",)),
