@@ -129,7 +129,7 @@ def select(networks: Sequence[str] = (), without: Sequence[str] = ()) -> list[Me
 
 def halves(members: Sequence[Member] = PLAN) -> dict[str, str]:
     """The half of each member by its name: of each kind of cue, every other one in the order of its hash."""
-    result = {}
+    result: dict[str, str] = {}
     for number, kind in enumerate(KINDS):
         names = sorted((m.name for m in members if m.kind == kind), key=_hash)
         result |= {name: (CHOOSE, PUBLISH)[(i + number) % 2] for i, name in enumerate(names)}

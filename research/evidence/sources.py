@@ -151,7 +151,7 @@ class Windows:
 Source = Pasted | Windows
 
 
-def _moved(source: Any, device: str | torch.device) -> dict[str, Tensor]:
+def _moved(source: Any, device: str | torch.device) -> dict[str, Any]:
     values = {field.name: getattr(source, field.name) for field in fields(source)}
     return {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
 
@@ -295,7 +295,7 @@ def _codes(photos: bool, share: float, side: int, classes: int, seed: int, data:
     size = box_side(share, side)
     drawn = make_qr(DRAWN, 6 * DRAWN, 96, seed=seed, versions=(1, 2))
     kinds = drawn.kinds.tolist()
-    wanted = range(len(kinds))
+    wanted: Sequence[int] = range(len(kinds))
     labels = drawn.labels.tolist()
     if classes > 2:
         wanted = [i for i, kind in enumerate(kinds) if kind in QR_CLASSES[:classes]]
@@ -324,8 +324,8 @@ def _xrays(share: float, side: int, classes: int, seed: int, data: Path | None) 
     images, numbers, held_out = read_xrays(data)
     check = np.random.default_rng((seed, 1)).random(len(numbers)) < 0.2
     splits = torch.from_numpy(np.where(held_out, HELD_OUT, np.where(check, CHECK, TRAIN)))
-    corners = [edge * images[0].width for edge in LUNG_FIELDS]
-    fields = [image.crop(tuple(map(round, corners))) for image in images]
+    left, top, right, bottom = (round(edge * images[0].width) for edge in LUNG_FIELDS)
+    fields = [image.crop((left, top, right, bottom)) for image in images]
     objects = _opaque(_stacked(fields, box_side(share, side)))
     behind = _stacked([image.filter(BLUR) for image in images], background_side(side))
     return Pasted(side, share, objects, torch.from_numpy(numbers), splits, behind, splits)

@@ -114,7 +114,7 @@ def train_pair(member: Member, source: Source, data: Path | None, device: str) -
     """A and B."""
     kind = NETWORKS[member.network]
     start = kind.make(member.classes, member.seed, data)
-    start.module.to(device, memory_format=torch.channels_last)
+    start.module.to(device).to(memory_format=torch.channels_last)
     return _train(member, kind, start, source, True), _train(member, kind, start, source, False)
 
 
