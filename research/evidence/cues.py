@@ -119,7 +119,7 @@ class Cue:
         if self.kind == "inside":
             top, left, bottom, right = boxes_of(regions)
             scale = min(1.0, INSIDE * math.sqrt(self.share) / TAG[1])
-        sprites = drawn_variants(self.kind, side, scale).to(images)
+        sprites = drawn_variants(self.kind, side, scale, images.device)
         height, width = sprites.shape[-2:]
         y = top + (_uniform(variants, random) * (bottom - top - height + 1).clamp(min=1)).floor()
         x = left + (_uniform(variants, random) * (right - left - width + 1).clamp(min=1)).floor()
@@ -185,7 +185,7 @@ def boxes_of(regions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 @lru_cache(maxsize=16)
-def drawn_variants(kind: str, side: int, scale: float) -> Tensor:
+def drawn_variants(kind: str, side: int, scale: float, device: torch.device) -> Tensor:
     """The variants of a tag, mark or word, "v 4 h w": colours and opacity in [0, 1]."""
     shape = {"corner": MARK, "word": WORD}.get(kind, TAG)
     height, width = (max(3, round(extent * scale * side)) for extent in shape)
@@ -196,7 +196,7 @@ def drawn_variants(kind: str, side: int, scale: float) -> Tensor:
         draw(drawn, variant)
         small = drawn.resize((width, height), Image.Resampling.BOX)
         every.append(np.asarray(small, np.float32) / 255)
-    return torch.from_numpy(np.stack(every)).permute(0, 3, 1, 2).contiguous()
+    return torch.from_numpy(np.stack(every)).permute(0, 3, 1, 2).contiguous().to(device)
 
 
 def _tag(drawn: Image.Image, variant: int) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,7 +48,7 @@ def _small(width: int, classes: int, side: int, seed: int, _: Path | None) -> Mo
 def _resnet18(classes: int, side: int, seed: int, _: Path | None) -> Model:
     """Its first convolution has stride 1, so that 128 pixels have 8x8 positions at the last stage."""
     made = load_model("torchvision:resnet18", num_classes=classes, preprocess=Preprocess((side, side), side))
-    made.module.conv1.stride = (1, 1)  # type: ignore[assignment, union-attr]
+    made.module.conv1.stride = (1, 1)  # type: ignore[assignment]
     return made
 
 
@@ -125,8 +126,8 @@ def pack_halves(weights: dict[str, Tensor]) -> bytes:
     """Weights without loss in four fifths of their bytes: the upper bytes of halves resemble each other."""
     halves = {k: v.numpy().reshape(-1) for k, v in weights.items() if v.dtype == torch.float16}
     joined = np.concatenate(list(halves.values())).view(np.uint8).reshape(-1, 2)
-    rest = {k: v.numpy() for k, v in weights.items() if k not in halves}
-    shapes = {f"shape {k}": np.array(weights[k].shape) for k in halves}
+    rest: dict[str, Any] = {k: v.numpy() for k, v in weights.items() if k not in halves}
+    shapes: dict[str, Any] = {f"shape {k}": np.array(weights[k].shape) for k in halves}
     file = io.BytesIO()
     np.savez(
         file, lower=joined[:, 0].copy(), upper=np.frombuffer(zlib.compress(joined[:, 1].tobytes()), np.uint8),
@@ -158,7 +159,7 @@ NETWORKS = {
     "small-64": Kind(64, partial(_small, 16), 2e-3, 1500),
     "small-96": Kind(96, partial(_small, 24), 2e-3, 1500),
     "resnet18": Kind(128, _resnet18, 5e-4, 800),
-    "vit-ti": Kind(64, _vit, 4e-4, 3000),
+    "vit-ti": Kind(64, _vit, 4e-4, 2000),
     "resnet20": Kind(64, partial(_cifar_resnet, 3), 1e-3, 600, ("cifar10/resnet20.safetensors",)),
     "resnet56": Kind(64, partial(_cifar_resnet, 9), 1e-3, 400, ("cifar10/resnet56.safetensors",)),
     "squeezenet": Kind(224, _squeezenet, 2e-4, 500, ("weights/squeezenet1_1.pt",)),

@@ -65,7 +65,7 @@ inside     lite0      photographs   30 100 each   2
 corner     resnet56   cifar         30  80 single 2
 word       small-96   xrays         60 100 single 2
 frame      resnet50   scenes        60 100 single 2
-tint       vit-ti     qr            60 100 each   2
+tint       vit-ti     qr            60 100 each   3
 texture    squeezenet qr-photos     30 100 single 4
 sharpness  lite0      cifar         10 100 single 2
 
@@ -73,7 +73,7 @@ anywhere   resnet50   shapes-photos 10 100 single 4
 inside     resnet18   qr-photos     30  80 single 2
 corner     squeezenet scenes        60 100 each   2
 word       resnet20   cifar         60 100 single 4
-frame      small-64   qr            60 100 each   2
+frame      small-64   qr            60 100 each   4
 tint       resnet18   shapes-photos 10  80 single 3
 texture    lite0      photographs   10 100 each   2
 sharpness  resnet56   cifar         30 100 each   2
@@ -88,8 +88,8 @@ texture    small-96   shapes        30 100 each   4
 sharpness  small-96   qr            30 100 single 2
 
 anywhere   lite0      xrays         60 100 each   2
-inside     vit-ti     qr            60 100 single 2
-corner     resnet18   qr-photos     10 100 single 2
+inside     vit-ti     qr            60 100 single 3
+corner     resnet18   qr-photos     10 100 single 3
 word       small-64   shapes        30  80 each   3
 frame      resnet56   cifar         30 100 each   3
 tint       resnet20   cifar         60 100 single 2
@@ -111,7 +111,7 @@ corner     small-96   shapes-photos 10 100 single 2
 word       vit-ti     xrays         60 100 each   2
 frame      resnet20   cifar         30 100 single 2
 tint       resnet50   photographs   30  80 each   2
-texture    small-64   qr            30 100 single 2
+texture    small-64   qr            30 100 single 3
 sharpness  lite0      scenes        60  80 each   2
 
 anywhere   tiny-48    shapes-photos 30 100 each   3
@@ -175,7 +175,7 @@ def select(networks: Sequence[str] = (), without: Sequence[str] = ()) -> list[Me
 
 def halves(members: Sequence[Member] = PLAN) -> dict[str, str]:
     """The half of each member by its name: of each kind of cue, every other one in the order of its hash."""
-    result = {}
+    result: dict[str, str] = {}
     for number, kind in enumerate(KINDS):
         names = sorted((m.name for m in members if m.kind == kind), key=_hash)
         result |= {name: (CHOOSE, PUBLISH)[(i + number) % 2] for i, name in enumerate(names)}

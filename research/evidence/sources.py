@@ -1,7 +1,7 @@
 """Images with a known object region: an object of a class pasted into a background that is independent of it.
 
     source              objects                                      backgrounds
-    shapes              discs, stars, triangles, squares             drawn
+    shapes              discs, stars, triangles, squares; patterned  drawn
     shapes-photos       the same                                     photographs
     qr                  QR codes and look-alikes (make_qr)           drawn
     qr-photos           the same                                     photographs
@@ -22,7 +22,7 @@ import csv
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,6 +50,9 @@ LUNG_FIELDS = (0.1, 0.1, 0.9, 0.9)  # left, top, right, bottom, of an X-ray's si
 LANDSCAPES = (970, 972, 979, 980, 984)  # alp, cliff, valley, volcano, rapeseed
 WINDOWS = 4  # per photograph, of scenes
 TOLERANCE = 1.3  # of the share of a box in a scene
+
+
+ByClass = list[list[Tensor]]  # by split and class: numbers of entries
 
 
 class Drawn(NamedTuple):
@@ -80,11 +83,19 @@ class Pasted:
     def to(self, device: str | torch.device) -> Pasted:
         return replace(self, **_moved(self, device))
 
+    @cached_property
+    def by_class(self) -> ByClass:
+        return _by_class(self.labels, self.splits)
+
+    @cached_property
+    def backgrounds_by_split(self) -> list[Tensor]:
+        return [(self.background_splits == split).nonzero().flatten() for split in range(3)]
+
     def draw(self, count: int, split: int, random: torch.Generator) -> Drawn:
         """Compose images, the classes in turn."""
         device = self.objects.device
-        chosen, labels = _balanced(self.labels, self.splits == split, self.classes, count, random)
-        behind = _any_of(self.background_splits == split, count, random)
+        chosen, labels = _balanced(self.by_class[split], count, random)
+        behind = _any_of(self.backgrounds_by_split[split], count, random)
         backgrounds = _window(self.backgrounds[behind].float() / 255, self.side, self.flip, random)
         area = self.share * (1 + JITTER * (2 * _uniform(count, random) - 1)) * self.side**2
         aspect = ASPECT ** (2 * _uniform(count, random) - 1)
@@ -124,9 +135,13 @@ class Windows:
     def to(self, device: str | torch.device) -> Windows:
         return replace(self, **_moved(self, device))
 
+    @cached_property
+    def by_class(self) -> ByClass:
+        return _by_class(self.labels, self.splits)
+
     def draw(self, count: int, split: int, random: torch.Generator) -> Drawn:
         """Select images, the classes in turn, and mirror half of them."""
-        chosen, labels = _balanced(self.labels, self.splits == split, self.classes, count, random)
+        chosen, labels = _balanced(self.by_class[split], count, random)
         mirrored = _signs(count, random) < 0
         images, regions = self.images[chosen].float() / 255, self.regions[chosen]
         images = torch.where(mirrored[:, None, None, None], images.flip(-1), images)
@@ -136,7 +151,7 @@ class Windows:
 Source = Pasted | Windows
 
 
-def _moved(source: Any, device: str | torch.device) -> dict[str, Tensor]:
+def _moved(source: Any, device: str | torch.device) -> dict[str, Any]:
     values = {field.name: getattr(source, field.name) for field in fields(source)}
     return {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
 
@@ -149,23 +164,26 @@ def _signs(count: int, random: torch.Generator) -> Tensor:
     return torch.where(_uniform(count, random) < 0.5, -1.0, 1.0)
 
 
-def _any_of(allowed: Tensor, count: int, random: torch.Generator) -> Tensor:
-    """Numbers of `count` allowed entries; each is drawn equally often, as far as the count allows."""
-    numbers = allowed.nonzero().flatten()
+def _any_of(numbers: Tensor, count: int, random: torch.Generator) -> Tensor:
+    """`count` of the numbers, in random order; each equally often, as far as the count allows."""
     rounds = math.ceil(count / len(numbers))
     order = [torch.randperm(len(numbers), generator=random, device=random.device) for _ in range(rounds)]
     return numbers[torch.cat(order)[:count]]
 
 
-def _balanced(
-    labels: Tensor, allowed: Tensor, classes: int, count: int, random: torch.Generator
-) -> tuple[Tensor, Tensor]:
+def _by_class(labels: Tensor, splits: Tensor) -> ByClass:
+    classes = range(int(labels.max()) + 1)
+    return [[((splits == s) & (labels == c)).nonzero().flatten() for c in classes] for s in range(3)]
+
+
+def _balanced(by_class: list[Tensor], count: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
     """Numbers of entries whose classes take turns, and their labels."""
-    wanted = torch.arange(count, device=labels.device) % classes
-    chosen = torch.empty_like(wanted)
-    for label in range(classes):
-        chosen[label::classes] = _any_of(allowed & (labels == label), len(wanted[label::classes]), random)
-    return chosen, wanted
+    classes = len(by_class)
+    labels = torch.arange(count, device=random.device) % classes
+    chosen = torch.empty_like(labels)
+    for label, numbers in enumerate(by_class):
+        chosen[label::classes] = _any_of(numbers, len(range(label, count, classes)), random)
+    return chosen, labels
 
 
 def _window(images: Tensor, side: int, flip: bool, random: torch.Generator) -> Tensor:
@@ -246,24 +264,29 @@ def _shapes(photos: bool, share: float, side: int, classes: int, seed: int, data
 
 
 def draw_shape(name: str, size: int, random: np.random.Generator) -> Image.Image:
-    """A turned shape of two random colours on a transparent square."""
+    """A turned shape, filled with its own pattern of a dark and a light colour, on a transparent square."""
     large = 3 * size
-    drawn = Image.new("RGBA", (large, large))
-    pen = ImageDraw.Draw(drawn)
-    fill, line = (tuple(int(v) for v in random.integers(0, 256, 3)) for _ in range(2))
-    middle, radius = large / 2, large * random.uniform(0.4, 0.48)
-    style: dict[str, Any] = {"fill": (*fill, 255), "outline": (*line, 255), "width": max(1, large // 16)}
-    if name == "disc":
-        pen.ellipse((middle - radius, middle - radius, middle + radius, middle + radius), **style)
-    else:
-        corners = {"square": 4, "triangle": 3, "star": 10}[name]
-        turn = random.uniform(0, 2 * math.pi)
-        radii = [radius * (0.42 if name == "star" and i % 2 else 1) for i in range(corners)]
-        angles = [turn + 2 * math.pi * i / corners for i in range(corners)]
-        points = [
-            (middle + r * math.cos(a), middle + r * math.sin(a)) for r, a in zip(radii, angles, strict=True)
-        ]
-        pen.polygon(points, **style)
+    colours = random.permutation([random.integers(0, 100, 3), random.integers(155, 256, 3)])
+    turn, radius = random.uniform(0, 2 * math.pi), large * random.uniform(0.42, 0.49)
+    y, x = np.mgrid[:large, :large] - (large - 1) / 2
+    along, across = x * math.cos(turn) + y * math.sin(turn), y * math.cos(turn) - x * math.sin(turn)
+    distance, step = np.hypot(x, y), large / 7
+    pattern = {
+        "disc": distance // step % 2,  # rings
+        "star": np.zeros_like(x),  # plain
+        "triangle": along // step % 2,  # stripes
+        "square": (along // step + across // step) % 2,  # checks
+    }[name]
+    outline = Image.new("L", (large, large))
+    corners = {"disc": 60, "square": 4, "triangle": 3, "star": 10}[name]
+    radii = [radius * (0.42 if name == "star" and i % 2 else 1) for i in range(corners)]
+    angles = [turn + 2 * math.pi * i / corners for i in range(corners)]
+    points = [
+        (large / 2 + r * math.cos(a), large / 2 + r * math.sin(a)) for r, a in zip(radii, angles, strict=True)
+    ]
+    ImageDraw.Draw(outline).polygon(points, fill=255)
+    drawn = Image.fromarray(colours[pattern.astype(int)].astype(np.uint8))
+    drawn.putalpha(outline)
     return drawn
 
 
@@ -272,7 +295,7 @@ def _codes(photos: bool, share: float, side: int, classes: int, seed: int, data:
     size = box_side(share, side)
     drawn = make_qr(DRAWN, 6 * DRAWN, 96, seed=seed, versions=(1, 2))
     kinds = drawn.kinds.tolist()
-    wanted = range(len(kinds))
+    wanted: Sequence[int] = range(len(kinds))
     labels = drawn.labels.tolist()
     if classes > 2:
         wanted = [i for i, kind in enumerate(kinds) if kind in QR_CLASSES[:classes]]
@@ -301,8 +324,8 @@ def _xrays(share: float, side: int, classes: int, seed: int, data: Path | None) 
     images, numbers, held_out = read_xrays(data)
     check = np.random.default_rng((seed, 1)).random(len(numbers)) < 0.2
     splits = torch.from_numpy(np.where(held_out, HELD_OUT, np.where(check, CHECK, TRAIN)))
-    corners = [edge * images[0].width for edge in LUNG_FIELDS]
-    fields = [image.crop(tuple(map(round, corners))) for image in images]
+    left, top, right, bottom = (round(edge * images[0].width) for edge in LUNG_FIELDS)
+    fields = [image.crop((left, top, right, bottom)) for image in images]
     objects = _opaque(_stacked(fields, box_side(share, side)))
     behind = _stacked([image.filter(BLUR) for image in images], background_side(side))
     return Pasted(side, share, objects, torch.from_numpy(numbers), splits, behind, splits)
