@@ -1,7 +1,7 @@
 """The plan: which pairs of networks are trained, fixed before anything is measured.
 
-Eight rounds with each kind of cue once, so that the pairs measured first cover everything. Five further rounds
-have tiny networks only, for machines without an accelerator.
+Eight rounds with each kind of cue once, so that the pairs measured first cover everything. Five further
+rounds have tiny networks only, for machines without an accelerator.
 """
 
 from __future__ import annotations

@@ -30,7 +30,6 @@ import torch
 
 from heatproof.contrast.api import Contrast, ContrastPoint, Labelled, contrast
 from heatproof.contrast.pair import TOKEN_REMOVED, Flips, make_pair
-from heatproof.demo.networks import CLASSES, CODE, HARM, HARMFUL, HEALTHY, Sizes, audit_methods
 from heatproof.disk import write_whole
 from heatproof.errors import InputError
 from heatproof.explain.floors import is_floor
