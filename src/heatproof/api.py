@@ -1,4 +1,4 @@
-"""hp.run, hp.audit, hp.open_run and hp.compare: runs in Python."""
+"""hp.run, hp.audit, hp.evidence, hp.open_run and hp.compare: runs in Python."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 from PIL import Image
@@ -17,7 +17,7 @@ from heatproof.errors import MissingExtraError, StoreError
 from heatproof.registry import split_calls
 from heatproof.show import MOST_SHOWN, plain_table, text
 from heatproof.store import RunFolder, Status
-from heatproof.verdict.answers import Verdict
+from heatproof.verdict.answers import NetworkAnswer, Verdict
 from heatproof.verdict.data import order_methods, read_run, stands_beside
 from heatproof.verdict.judge import conclude, judge, keep
 from heatproof.verdict.trajectory import models, ordered
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     import pyarrow
     from torch import nn
 
+    from heatproof.metrics.kit import Passes
     from heatproof.models.model import Model
     from heatproof.report.compare import RunComparison
-    from heatproof.types import ArrayLike, Maps
+    from heatproof.types import ArrayLike, Images, Maps
 
 MEANS = """
     select metric, method, avg(value order by value) filter (not isnan(value)) as mean,
@@ -230,6 +231,44 @@ def compare(*runs: str | Path | Run, pictures: int = 12) -> RunComparison:
     from heatproof.report.compare import compare_runs
 
     return compare_runs([run.folder if isinstance(run, Run) else run for run in runs], pictures)
+
+
+def evidence(
+    model: Model | nn.Module, images: Images, labels: ArrayLike, regions: ArrayLike | None = None, *,
+    methods: Sequence[str] = ("gradcam",), classes: Sequence[str] = (), layer: object = None, seed: int = 0,
+    **passes: Unpack[Passes],
+) -> NetworkAnswer:  # fmt: skip
+    """Find out what a network uses, by moving evidence from images into images of other classes.
+
+    Args:
+        model: a network, or the result of load_model.
+        images: model-ready, "b c H W".
+        labels: "b" classes, or "b k" of 0 and 1 for multi-label images.
+        regions: "b H W", masks of the objects; without them evidence is listed, not judged.
+        methods: whose maps choose the patches.
+        classes: names by number.
+        layer, seed, passes: as for hp.explain.
+
+    Returns:
+        `.answer` ("no" if the network surely uses something other than the object, else "undecided": a "yes"
+        also needs maps that follow the network, which hp.audit tests), `.note`, `.classes`, and `.evidence`,
+        a list of what was found, each with `.crops` and `.examples` as arrays.
+
+    Example:
+        >>> import torch
+        >>> network = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+        >>> images = torch.eye(3).repeat(4, 1).view(12, 3, 1, 1) + 0.1 * torch.rand(12, 3, 16, 16)
+        >>> evidence(network, images, [0, 1, 2] * 4, methods=["gradient"]).answer
+        'undecided'
+    """
+    from heatproof.metrics.interventions import evidence as measure
+    from heatproof.verdict.uses import network_answer
+
+    record = measure(
+        labels, model=model, images=images, regions=regions, methods=methods, classes=classes, layer=layer,
+        seed=seed, **passes,
+    )  # fmt: skip
+    return network_answer(record, follows=False)
 
 
 def audit(

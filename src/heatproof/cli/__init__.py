@@ -29,6 +29,7 @@ SECTIONS = {
     },
     "Measure": {
         "audit": "Test which maps of your network can be trusted on your images, in about five minutes.",
+        "evidence": "Find out what a network uses, by moving it into other images.",
         "init": "Write a commented study for a folder of images.",
         "run": "Run the study in STUDY.toml: explain images and score the maps.",
         "score": "Score existing maps from any program.",
@@ -50,8 +51,8 @@ SECTIONS = {
     "Other": {"qr": "Generate images of codes with exact masks of their parts."},
 }
 MODULES = {  # of commands that share a module or have another name than it
-    "list": "listing", "init": "run", "score": "audit", "gate": "verdict", "compare": "report",
-    **dict.fromkeys(("sql", "export", "serve", "verify"), "read"),
+    "list": "listing", "init": "run", "score": "audit", "evidence": "audit", "gate": "verdict",
+    "compare": "report", **dict.fromkeys(("sql", "export", "serve", "verify"), "read"),
 }  # fmt: skip
 STUDIES = {
     "cscore": "study_cscore", "cose": "study_cose", **dict.fromkeys(("qr", "localise", "contrast"), "study"),

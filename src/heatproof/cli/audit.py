@@ -1,4 +1,4 @@
-"""heatproof audit and score: from a network and a folder of images to a page, in one line."""
+"""heatproof audit, evidence and score: from a network and a folder of images to a page, in one line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from heatproof.cli._console import (
 from heatproof.cli._study import PlacedCommand
 from heatproof.errors import HeatproofError
 from heatproof.run.progress import Bar, Progress, spell
-from heatproof.studies.audit.settings import AuditSettings, ScoreSettings
+from heatproof.studies.audit.settings import AuditSettings, EvidenceSettings, ScoreSettings
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -44,7 +44,7 @@ SO_FAR = """
 """
 
 
-def check_input(settings: AuditSettings | ScoreSettings) -> None:
+def check_input(settings: AuditSettings | EvidenceSettings | ScoreSettings) -> None:
     """Raise an error for missing images, networks or weights before torch is imported, which takes long."""
     from heatproof.images.kinds import guess_source
     from heatproof.run.config import check_network
@@ -106,9 +106,62 @@ def audit_command(ctx: click.Context, given: dict[str, Any], show: bool | None) 
     if outcome.plan.more:
         say(f"note: {outcome.plan.more}")
     say(f"choices and reasons: {plan.study}; to repeat or extend the audit: heatproof run {plan.study}")
+    _show_page(path, show)
+    if outcome.result.broken or outcome.result.unanswered:
+        ctx.exit(1)
+
+
+def _show_page(path: Path, show: bool | None) -> None:
+    """Open the page, or print its address."""
     page = path.resolve().as_uri()
     show = console.is_terminal and has_screen() if show is None else show
     say(f"{'opened' if show and webbrowser.open(page) else 'open'} the page: {page}")
+
+
+@click.command("evidence", cls=PlacedCommand, settings=EvidenceSettings, more={"out": OPEN})
+@click.pass_context
+def evidence_command(ctx: click.Context, given: dict[str, Any], show: bool | None) -> None:
+    """Find out what MODEL uses in IMAGES, by moving its evidence into other images.
+
+    IMAGES is a folder with a folder of images for each class, or a CSV file that lists images with labels.
+    The patch under the maximum of each map, and properties of the whole image such as colours, frame and
+    sharpness, are moved from images of a class into images of other classes. Evidence that the network uses
+    turns the answer; random patches, and transfers within a class, are the controls. With boxes or masks of
+    the objects the command judges whether the network uses something else (exit code 0 either way; use
+    heatproof gate EVIDENCE --rule no-shortcut in CI). Without them the evidence is shown for you to judge.
+
+    Whether the maps follow the network is not tested here: heatproof audit answers both questions.
+
+    \b
+    Written to the folder --out; the same command resumes a stopped run:
+      report.html     the page: what the network uses, with images before and after
+      study.toml      what was computed; heatproof run repeats or extends it
+      run/            scores, maps, evidence and verdict.json
+
+    \b
+    Examples:
+      heatproof evidence lite0 pictures
+      heatproof evidence timm:resnet18 boxes.csv --checkpoint best.pt
+      heatproof evidence net.py:make pictures/test --methods hirescam --out runs/evidence
+
+    The exit code is 1 if images could not be used, 130 if the command was stopped.
+    """
+    settings = EvidenceSettings(**given)
+    check_input(settings)
+    from heatproof.studies.audit.protocol import run_audit
+    from heatproof.studies.audit.score import plan_evidence
+
+    plan = plan_evidence(settings, say)
+    for note in plan.notes:
+        say(f"note: {note}")
+    outcome = run_audit(settings.audit, plan, Progress(console))
+    verdict, path = verdict_and_page(outcome, ctx)
+    say("")
+    say(verdict.network.note, style="bold")
+    for answer in verdict.network.classes:
+        say(f"  {answer}")
+    say(f"to repeat or extend it: heatproof run {plan.study}")
+    _show_page(path, show)
     if outcome.result.broken or outcome.result.unanswered:
         ctx.exit(1)
 

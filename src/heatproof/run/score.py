@@ -425,8 +425,9 @@ class _StoredGroup:
         why = ""
         methods = runnable(request, self.unit.methods)
         try:
-            if methods:
-                pool = replace(self.image_pool(), methods=tuple(methods))
+            if methods or not request.per_method:
+                pool = self.image_pool()
+                pool = replace(pool, methods=tuple(methods) or pool.methods)
                 by_method = request.entry.call(request.entry.function, pool, dict(request.options))
         except HeatproofError as error:
             why = str(error)

@@ -142,6 +142,13 @@ class NetworkAnswer:
         """Evidence that recurs nearly unchanged and does not lie on an annotated object."""
         return [item for item in self.evidence if item.recurring and (item.on_object or 0.0) < HALF]
 
+    def __str__(self) -> str:
+        return "\n".join([f"{self.note}.", *(f"  {answer}" for answer in self.classes)])
+
+    def _repr_html_(self) -> str:
+        rows = [[c.name, USES[c.answer], str(c.test)] for c in self.classes]
+        return f"<p>{text(self.note)}.</p>" + plain_table(["class", "answer", "why"], rows)
+
 
 @dataclass(frozen=True)
 class LabelAgreement:

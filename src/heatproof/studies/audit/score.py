@@ -1,4 +1,4 @@
-"""Scores of stored maps: a study with a method that reads them, the floors, and every possible metric.
+"""Studies with fixed contents: scores of stored maps, and what a network uses.
 
 OUT/study.toml      a record of what is computed; heatproof run takes it too
 OUT/run             the run folder: scores, maps, verdict.json
@@ -14,13 +14,14 @@ from collections.abc import Callable, Sequence
 from heatproof.disk import write_whole
 from heatproof.errors import InputError
 from heatproof.images.kinds import guess_source
+from heatproof.metrics.interventions import METHODS
 from heatproof.models.running import is_function
 from heatproof.run.checks import MetricAvailability
 from heatproof.run.config import study_from, toml
 from heatproof.store import RunFolder
-from heatproof.studies.audit.planner import Choice, inspect
+from heatproof.studies.audit.planner import Choice, Inspection, inspect
 from heatproof.studies.audit.protocol import AuditPlan
-from heatproof.studies.audit.settings import ScoreSettings, study_tables
+from heatproof.studies.audit.settings import AuditSettings, EvidenceSettings, ScoreSettings, study_tables
 from heatproof.studies.common import study_file
 from heatproof.verdict.data import part, stands_beside
 
@@ -34,30 +35,54 @@ MEANS = """
 
 def plan_score(settings: ScoreSettings, say: Callable[[str], object] = lambda text: None) -> AuditPlan:
     """Plan the study that reads these maps and record it in OUT; an existing one must be the same."""
-    source, audit, folder = guess_source(settings.images), settings.audit, settings.out.resolve()
-    say(f"looking at {settings.model} and {source.path}: {source.seen}")
-    tables = study_tables(audit, source, folder, {})
-    inspection = inspect(audit, tables, folder, None)
-    resolved = inspection.resolved
-    function = is_function(resolved.model(resolved.checkpoints[-1].name).module)
-    choices = [Choice(name, True, "requested") for name in settings.metrics]
-    if not choices:
+
+    def choose(inspection: Inspection) -> list[Choice]:
+        resolved = inspection.resolved
+        function = is_function(resolved.model(resolved.checkpoints[-1].name).module)
+        chosen = [Choice(name, True, "requested") for name in settings.metrics]
         available = MetricAvailability(
             resolved, inspection.classes, inspection.labels, stored=True, function=function
         )
-        reasons = available.all().items()
-        choices = [Choice(name, not why, why or "can be computed from stored maps") for name, why in reasons]
-    tables["run"]["targets"] = settings.targets or resolved.targets
-    if settings.limit is not None:
-        tables["images"]["limit"] = settings.limit
+        reasons = {} if chosen else available.all()
+        return chosen + [
+            Choice(name, not why, why or "can be computed from stored maps") for name, why in reasons.items()
+        ]
+
+    methods = [settings.method, *FLOORS]
+    return _plan(settings.audit, methods, choose, say, settings.targets, settings.limit)
+
+
+def plan_evidence(settings: EvidenceSettings, say: Callable[[str], object] = lambda text: None) -> AuditPlan:
+    """Plan the study of what the network uses and record it in OUT; an existing one must be the same."""
+    wanted = [Choice(name, True, "what the network uses") for name in ("evidence", "accuracy")]
+    methods = list(settings.methods[:1] or METHODS)
+    return _plan(
+        settings.audit, methods, lambda inspection: wanted, say, None, settings.limit, settings.layer
+    )
+
+
+def _plan(
+    audit: AuditSettings, methods: Sequence[str], choose: Callable[[Inspection], list[Choice]],
+    say: Callable[[str], object], targets: str | None, limit: int | None, layer: str | None = None,
+) -> AuditPlan:  # fmt: skip
+    """Plan a study with these methods and the metrics that `choose` returns."""
+    source, folder = guess_source(audit.images), audit.out.resolve()
+    say(f"looking at {audit.model} and {source.path}: {source.seen}")
+    tables = study_tables(audit, source, folder, {})
+    inspection = inspect(audit, tables, folder, None)
+    choices = choose(inspection)
+    tables["run"]["targets"] = targets or inspection.resolved.targets
+    tables["images"] |= {} if limit is None else {"limit": limit}
+    tables["model"] |= {} if layer is None else {"layer": layer}
     chosen = [choice.what for choice in choices if choice.taken]
-    config = {"methods": [settings.method, *FLOORS], "metrics": chosen, **tables}
-    text, study = toml(config), study_file(settings.out)
-    begun = (settings.out / "run" / "run.json").exists()  # else a mistake in its maps ended it before work
+    config = {"methods": list(methods), "metrics": chosen, **tables}
+    text, study = toml(config), study_file(audit.out)
+    begun = (audit.out / "run" / "run.json").exists()  # else a mistake in its input ended it before work
     if begun and study.exists() and study.read_text(encoding="utf-8") != text:
-        raise InputError(f"{settings.out} holds another study; name a new folder with --out")
+        raise InputError(f"{audit.out} holds another study; name a new folder with --out")
     write_whole({study: text})
-    return AuditPlan(study, resolved.extended(study_from(config)), tuple(choices), notes=inspection.notes)
+    resolved = inspection.resolved.extended(study_from(config))
+    return AuditPlan(study, resolved, tuple(choices), notes=inspection.notes)
 
 
 def means(folder: RunFolder, methods: Sequence[str]) -> dict[str, dict[str, tuple[float, int]]]:

@@ -129,6 +129,43 @@ class ScoreSettings(Settings):
         return f"files:{seen_from(self.out.resolve(), self.maps)}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class EvidenceSettings(Settings):
+    """Settings of a study of what a network uses."""
+
+    model: str = option(help=MODEL.format("FACTORY"), short="M")
+    images: Path = option(help=IMAGES)
+    checkpoint: tuple[str, ...] = option((), "Weights: safetensors or torch.", short="c")
+    pretrained: bool = option(False, PRETRAINED)
+    num_classes: int | None = option(None, NUM_CLASSES, least=1)
+    class_names: tuple[str, ...] = option((), CLASS_NAMES, read=words)
+    methods: tuple[str, ...] = option(
+        (),
+        "The method whose maps choose the patches; gradcam by default.",
+        short="m",
+        read=calls,
+        default_text="",
+    )
+    limit: int | None = option(None, LIMIT, least=1)
+    layer: str | None = option(None, LAYER, short="l")
+    head: str | None = option(None, HEAD)
+    preprocess: PreprocessSettings = field(default_factory=PreprocessSettings)
+    allow_pickle: bool = option(False, ALLOW_PICKLE)
+    device: str | None = option(None, DEVICE)
+    threads: int | None = option(None, THREADS, least=1)
+    seed: int = option(0, SEED, least=0)
+    out: Path = option(Path("evidence"), "Folder.", short="o")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_methods(self.methods)  # before torch is imported
+
+    @property
+    def audit(self) -> AuditSettings:
+        """Settings of an audit of the same network and images."""
+        return AuditSettings(**{name: getattr(self, name) for name in SHARED})
+
+
 def study_tables(
     settings: AuditSettings, source: Guess, folder: Path, preprocess: Mapping[str, Any]
 ) -> dict[str, Any]:
