@@ -23,9 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from heatproof.errors import ModelError, TargetError
-from heatproof.types import per_map
 from heatproof.models.heads.base import Columns, Head, LastStep, logits_of
 from heatproof.models.heads.classes import in_unit_interval, undone_sigmoid
+from heatproof.types import per_map
 
 OVERLAP = 0.5  # IoU from which two boxes are the same
 BOXES = ("boxes", "scores", "labels")
