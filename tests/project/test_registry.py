@@ -31,7 +31,8 @@ def network_for(name: str, classes: int = 5) -> nn.Module:
 
 
 def test_the_bibliography_has_every_key_in_the_source_once() -> None:
-    sources = "".join(path.read_text() for path in Path(hp.__file__).parent.rglob("*.py"))
+    files = (path for path in Path(hp.__file__).parent.rglob("*") if path.suffix in (".py", ".toml"))
+    sources = "".join(path.read_text() for path in files)
     used = {match[0] for match in re.finditer(r"\b[a-z]+(?:19|20)\d\d[a-z]+\b", sources)}
     assert len(KEYS) == len(set(KEYS)) and set(KEYS) == used
 

@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from heatproof.errors import InputError, ModelError, TargetError, did_you_mean
 from heatproof.models import heads
 from heatproof.models.heads import Columns, Head, LastStep, in_unit_interval, logits_of, undone_sigmoid
-from heatproof.models.heads.base import Columns
 from heatproof.models.running import is_function
 from heatproof.types import per_map
 
