@@ -79,7 +79,7 @@ from heatproof.registry import explainers
 from heatproof.run.engine import UnitGroup, UnitRows, compute_units
 from heatproof.run.process import fixed_threads, usual_threads
 from heatproof.run.progress import Progress
-from heatproof.run.study import load_weights, open_study
+from heatproof.run.study import open_study
 from heatproof.store import Manifest, RunFolder, compare_configs
 from heatproof.studies.common import Outcome, named_run, run_config, study_file
 from heatproof.studies.qr import trainings
@@ -231,7 +231,7 @@ class Probe:
         """The networks of the regimes, with their weights."""
         opened = open_study(study_file(self.folder))
         opened.device = str(self.settings.device)
-        return {checkpoint.name: load_weights(opened, checkpoint) for checkpoint in opened.checkpoints}
+        return {checkpoint.name: opened.loaded(checkpoint) for checkpoint in opened.checkpoints}
 
     @cached_property
     def ids(self) -> list[str]:
