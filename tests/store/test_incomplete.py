@@ -108,7 +108,7 @@ def test_verify_names_an_edited_verdict(out: Path) -> None:
 
 
 def test_a_folder_of_a_later_version_is_refused_and_left_alone(out: Path) -> None:
-    content = known_record(out / "run.json")
+    content = known_record(out / "run.json") or {}
     write_record(out / "run.json", {**content, "format": 3, "config": ["another", "form"]})
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     for options in ((), ("--repair",)):
@@ -257,7 +257,7 @@ def test_an_index_of_maps_with_another_type_raises_a_clear_error(out: Path, way:
     content = json.loads(gzip.decompress(index.read_bytes()))
     index.write_bytes(gzip.compress(json.dumps(with_other(content, way, [1])).encode()))
     seal = out / "seals" / f"{index.name.removesuffix('.json.gz')}.json"
-    sealed = known_record(seal)
+    sealed = known_record(seal) or {}
     sealed["files"][f"maps/{index.name}"] = digest(index)
     write_record(seal, sealed)
     result = heatproof("report", out)

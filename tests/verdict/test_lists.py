@@ -13,8 +13,8 @@ from heatproof.metrics.cscores import gold_list
 from heatproof.metrics.gold import ListRule
 from heatproof.run.config import read_metrics
 from heatproof.run.engine import run_study
-from heatproof.run.plan import read_predictions
 from heatproof.store import RunFolder
+from heatproof.store.scores import read_predictions
 from heatproof.verdict.trajectory import Trajectory
 from tiny_study import make_study
 

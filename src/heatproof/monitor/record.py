@@ -25,13 +25,14 @@ from heatproof.models import Model
 from heatproof.monitor.measure import Answers, Measured, ValidationSet, undisturbed
 from heatproof.run.config import read_metrics
 from heatproof.run.engine import UnitGroup, UnitRows, compute_units
-from heatproof.run.plan import PlannedUnit, make_plan, read_predictions, stored_limits
+from heatproof.run.plan import PlannedUnit, make_plan
 from heatproof.run.progress import Progress
 from heatproof.run.score import RowMaker, cells, measure, only_finite
 from heatproof.run.study import Checkpoint, weights_hash
 from heatproof.show import Sheet, middle, pixels
 from heatproof.store import Manifest, RunFolder
 from heatproof.store.manifest import SEVERAL
+from heatproof.store.scores import read_predictions, stored_limits
 from heatproof.train.recipe import GradientNorm
 from heatproof.types import Batch, Score, size_of
 from heatproof.verdict.answers import Verdict

@@ -40,6 +40,7 @@ from heatproof.run.study import ALL_CLASSES_UP_TO
 from heatproof.store import MapStore, RunFolder
 from heatproof.store.ledger import write_record
 from heatproof.store.maps import halved, restored
+from heatproof.store.scores import StoredPredictions, anchor_probabilities, read_predictions
 from heatproof.timeline import span
 from heatproof.types import Batch, Maps, Score
 
@@ -309,7 +310,7 @@ def group_rows(
     """
     if unit.among:
         return list(_checkpoint_comparison(folder, unit, model, device))
-    predictions = plan.read_predictions(folder, unit.checkpoint, tuple(map(valid_unicode, ids)))
+    predictions = read_predictions(folder, unit.checkpoint, tuple(map(valid_unicode, ids)))
     group = _StoredGroup(folder, unit, predictions, folder.maps(), device, image_pool)
     rows, requests = RowMaker(model, unit.checkpoint), read_metrics(unit.metrics)
     return [rows.about(method, *cell) for request in requests for method, cell in group.cells(request)]
@@ -328,7 +329,7 @@ def _checkpoint_comparison(
 
     shared = {checkpoint: maps.shared([(checkpoint, method), (last, method)]) for checkpoint in earlier}
     if "labels" in request.entry.needs:  # at each earlier checkpoint, from the images' classes
-        predictions = plan.read_predictions(folder, last)
+        predictions = read_predictions(folder, last)
         for checkpoint, names in shared.items():
             rows = RowMaker(model, checkpoint)
             names = [name for name in names if name in predictions.places]
@@ -368,7 +369,7 @@ class _StoredGroup:
 
     folder: RunFolder
     unit: plan.PlannedUnit
-    predictions: plan.StoredPredictions
+    predictions: StoredPredictions
     maps: MapStore
     device: str
     image_pool: Callable[[], ImagePool] | None = None
@@ -405,7 +406,7 @@ class _StoredGroup:
 
             def at(anchor: str) -> Tensor:
                 """Probabilities of these images at another checkpoint."""
-                return torch.from_numpy(plan.anchor_probabilities(self.folder, anchor, stored.ids)[chosen])
+                return torch.from_numpy(anchor_probabilities(self.folder, anchor, stored.ids)[chosen])
 
             on_device, tables = (
                 None if maps is None else maps.to(self.device),

@@ -308,7 +308,7 @@ class ResolvedStudy:
         if self._model is None or self._model[0] != key:
             self._model = None  # two networks need not be in memory
             wanted = next(c for c in self.checkpoints if c.name == checkpoint)
-            model = self._loaded(wanted)
+            model = self.loaded(wanted)
             if self.hashes.get(checkpoint) not in (None, weights_hash(wanted, model)):
                 raise CheckpointError(f"the weights of {checkpoint!r} changed during the run; restore them")
             # Weights are constant within a run, so control maps of all batches can share the random networks.
@@ -316,7 +316,7 @@ class ResolvedStudy:
             self._model = key, model
         return self._model[1]
 
-    def _loaded(self, checkpoint: Checkpoint) -> Model:
+    def loaded(self, checkpoint: Checkpoint) -> Model:
         """The network with a checkpoint's weights, on the study's device, with its preprocessing and head."""
         study, table = self.study, self.study.model
         if self.network:

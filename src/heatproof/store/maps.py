@@ -299,8 +299,8 @@ def _read_index(root: Path, path: Path, part: str, seal: Seal) -> list[Shard]:
             explained = np.array(entry.get("explained", index["explained"]), dtype=np.int64)
             packed = {kind: entry[kind] for kind in ("values", "signed") if kind in entry}
             scales = {k: {n: np.array(v, np.float32) for n, v in of.items()} for k, of in packed.items()}
-            file = root / slug(method) / f"{part}.npy"
-            shards.append(Shard(method, index["checkpoint"], own, size, explained, file, scales, seal))
+            array = root / slug(method) / f"{part}.npy"
+            shards.append(Shard(method, index["checkpoint"], own, size, explained, array, scales, seal))
         return shards
     except UNREADABLE as error:
         raise _unreadable(path, error) from error

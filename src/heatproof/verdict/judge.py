@@ -11,9 +11,10 @@ import numpy as np
 from heatproof.errors import StoreError, counted
 from heatproof.metrics.classifier import auc, auc_errors, class_order
 from heatproof.metrics.stats import mean_interval
-from heatproof.run.plan import DEAD_LAYER, NO_EVIDENCE, read_predictions
+from heatproof.run.plan import DEAD_LAYER, NO_EVIDENCE
 from heatproof.store import RunFolder
 from heatproof.store.ledger import write_record
+from heatproof.store.scores import read_predictions
 from heatproof.verdict.alarms import surely_above
 from heatproof.verdict.answers import Answer, LabelAgreement, MethodAnswer, Test, Verdict, listed
 from heatproof.verdict.data import BLANK, Cell, RunData, read_run

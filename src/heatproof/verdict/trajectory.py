@@ -26,8 +26,8 @@ from heatproof.metrics.results import PerClass
 from heatproof.metrics.stats import as_array
 from heatproof.registry import parse_call
 from heatproof.rows import PRETRAINED, RANDOM, epoch_of
-from heatproof.run.plan import anchor_probabilities, read_predictions
 from heatproof.store import RunFolder
+from heatproof.store.scores import anchor_probabilities, read_predictions
 from heatproof.train.recipe import GradientNorm
 from heatproof.verdict.epochs import read_gradients
 

@@ -218,7 +218,7 @@ class Probe:
         """The networks of the regimes, with their weights."""
         opened = open_study(study_file(self.folder))
         opened.device = str(self.settings.device)
-        return {checkpoint.name: opened.model(checkpoint.name) for checkpoint in opened.checkpoints}
+        return {checkpoint.name: opened.loaded(checkpoint) for checkpoint in opened.checkpoints}
 
     @cached_property
     def ids(self) -> list[str]:
