@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import click
 
 from heatproof.cli import HandledErrors
 from heatproof.cli._console import PATH, console, new_table, say
+from heatproof.disk import write_whole
 from heatproof.models.load import best_device
 from research.evidence import rates as counting
 from research.evidence.measure import Measuring, measure_members, read_joined, unpack
@@ -116,28 +118,32 @@ def measure_command(
 
 @main.command("rates", cls=EvidenceCommand)
 @click.argument("results", type=PATH)
-@click.option(
-    "--effect",
-    "effects",
-    multiple=True,
-    help="Path of a number in the records, such as with_regions.transplant.effect; repeatable.",
-)
-def rates_command(results: Path, effects: tuple[str, ...]) -> None:
-    """Choose effect sizes on one half of the networks and count wrong answers on the other."""
-    records = read_joined(results)
-    usable = counting.usable(records)
-    say(f"{len(records)} networks, {len(usable)} do what they were trained for")
+@click.option("--table", type=PATH, help="Write a CSV file with a row for each network.")
+@click.option("--write", "target", type=PATH, help="Write effects and rates into this rates.json.")
+def rates_command(results: Path, table: Path | None, target: Path | None) -> None:
+    """Choose effect sizes on one half of the networks and count wrong answers on the other.
+
+    RESULTS is a joined file, or the folder of `measure`.
+    """
+    files = sorted((results / "networks").glob("*.json")) if results.is_dir() else []
+    records = [json.loads(path.read_text("utf-8")) for path in files] or read_joined(results)
+    some = counting.networks(records)
+    say(f"{len(records)} networks, {len(some)} do what they were trained for")
     for name, count in sorted(counting.left_out(records).items()):
         say(f"  left out: {count} of {name}")
-    if not effects:
-        return
-    limits = counting.choose(counting.choosing(usable), effects)
-    for path, limit in limits.items():
-        say(f"{path}: yes up to {limit.low:.3g}, no above {limit.high:.3g}")
-    by_kind = counting.rates_by_kind(usable, limits)
+    effects = counting.choose(counting.choosing(some))
+    say(str(effects))
+    by_kind = counting.rates_by_kind(some, effects)
+    columns = ("", "cheating called fine", "clean accused", "shortcut stated", "undecided")
     rows = [[name, *by_kind[name].row] for name in by_kind]
-    columns = ("", "cheating called fine", "clean accused", "undecided")
     console.print(new_table("the half that chose nothing", columns, rows))
+    if table:
+        counting.write_table(some, effects, table)
+    if target:
+        content = json.loads(target.read_text("utf-8"))
+        content["network"] = counting.as_json(some, effects, "python -m research.evidence measure; rates")
+        text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+        write_whole({target: text})
 
 
 if __name__ == "__main__":

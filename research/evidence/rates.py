@@ -1,138 +1,173 @@
 """Effect sizes chosen on one half of the networks, and how often the answer is wrong on the other.
 
-An effect is a number in the record of a network, named by its path, such as `with_regions.transplant.effect`.
-Per effect there are two limits, low <= high:
-
-    no          some effect is above its high limit
-    yes         every effect is at or below its low limit
-    undecided   anything else
-
-Limits are chosen on the half that CHOOSE names, among the values that occur there: of those with at most 5 %
-of the clean networks accused (no) and at most 5 % of the cheating networks called fine (yes), the pair that
-leaves the fewest undecided. Counts on the other half have Clopper-Pearson intervals
-(clopper1934binomial), overall and by kind of cue.
+The rule is that of heatproof.verdict.uses: its six limits are chosen on the half that CHOOSE names, among a
+grid that was fixed before: of the limits with at most 5 % of the clean networks accused ("no") and at most
+5 % of the cheating networks called fine ("yes"), those that leave the fewest undecided; of equals, the
+middle ones. Counts on the other half have Clopper-Pearson intervals (clopper1934binomial), overall and by
+kind of cue.
 """
 
 from __future__ import annotations
 
-import math
+import csv
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from heatproof.errors import InputError
+from heatproof.metrics.evidence_record import EvidenceRecord
+from heatproof.verdict.uses import Effects, decide, evaluate, overall
 from research.calibration.thresholds import Share
 from research.evidence.cues import KINDS
 from research.evidence.plan import CHOOSE, PUBLISH, halves
 from research.evidence.train import CHEATS, CLEAN, NEITHER
 
 MOST_WRONG = 0.05
-Record = Mapping[str, Any]
+GRID = Effects(  # type: ignore[call-arg]
+    *((0.05, 0.1, 0.15, 0.2, 0.3), (0.15, 0.2, 0.25, 0.3, 0.4), (0.1, 0.15, 0.2, 0.3), (0.15, 0.25, 0.35),
+      (0.15, 0.25, 0.4, 0.6), (0.3, 0.4, 0.5, 0.6, 0.8))  # type: ignore[arg-type]
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Of one effect."""
+class Network:
+    """One measured network of the population."""
 
-    low: float
-    high: float
+    record: Mapping[str, Any]
 
-    def answer(self, effect: float) -> str:
-        if not math.isfinite(effect):
-            return "undecided"
-        return "no" if effect > self.high else "yes" if effect <= self.low else "undecided"
+    @property
+    def name(self) -> str:
+        return str(self.record["name"])
+
+    @property
+    def kind(self) -> str:
+        return str(self.record["member"]["kind"])
+
+    @property
+    def truth(self) -> str:
+        return str(self.record["truth"])
+
+    @cached_property
+    def half(self) -> str:
+        every = halves()
+        pair = self.name.rpartition("-")[0]
+        if pair not in every:
+            raise InputError(f"{self.name} is not in the plan")
+        return every[pair]
+
+    @cached_property
+    def evidence(self) -> EvidenceRecord:
+        return EvidenceRecord.from_json(self.record["with_regions"])
+
+    @cached_property
+    def groups(self) -> list[Any]:
+        return evaluate(self.evidence)
+
+    def answer(self, effects: Effects) -> str:
+        """The answer with regions, as if the maps follow the network."""
+        return overall(decide(tests, p, True, True, effects)[0] for _, tests, p in self.groups)
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The tests of the class in which each is largest, for the table."""
+        values: dict[str, float] = {}
+        for _, tests, _ in self.groups:
+            for key, (test, _p) in tests.items():
+                short = key.partition(":")[0]
+                values[short] = max(values.get(short, -9.0), test.value if test.value == test.value else -9.0)
+        return values
+
+    @property
+    def recurs(self) -> bool:
+        """Whether evidence recurs without regions, which is then listed for the user to judge."""
+        items = self.record["without_regions"]["items"]
+        return any(item["recurring"] for item in items)
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Of some networks: cheating ones called fine, clean ones accused, and undecided ones."""
+    """Of some networks: cheating called fine, clean accused, shortcuts stated, undecided."""
 
     called_fine: Share
     accused: Share
+    stated: Share
     undecided: Share
 
     @property
     def row(self) -> list[str]:
-        return [share.text for share in (self.called_fine, self.accused, self.undecided)]
+        return [share.text for share in (self.called_fine, self.accused, self.stated, self.undecided)]
 
 
-def usable(records: Sequence[Record]) -> list[Record]:
+def networks(records: Sequence[Mapping[str, Any]]) -> list[Network]:
     """The networks that do what they were trained for."""
-    return [record for record in records if record["truth"] != NEITHER]
+    return [Network(record) for record in records if record["truth"] != NEITHER and record["with_regions"]]
 
 
-def left_out(records: Sequence[Record]) -> Counter[str]:
+def left_out(records: Sequence[Mapping[str, Any]]) -> Counter[str]:
     """Networks that were trained and not measured, by kind of cue and network of the pair."""
-    return Counter(
-        f"{record['member']['kind']} {record['network']}" for record in records if record["truth"] == NEITHER
-    )
+    return Counter(f"{r['member']['kind']} {r['network']}" for r in records if r["truth"] == NEITHER)
 
 
-def half_of(record: Record) -> str:
-    name = record["name"].rpartition("-")[0]
-    every = halves()
-    if name not in every:
-        raise InputError(f"{record['name']} is not in the plan")
-    return every[name]
+def rates(some: Sequence[Network], effects: Effects) -> Rates:
+    answers = [(network.truth, network.answer(effects)) for network in some]
+
+    def share(given: str, truth: str | None) -> Share:
+        of_truth = [answer for real, answer in answers if truth in (None, real)]
+        return Share.of(sum(answer == given for answer in of_truth), len(of_truth))
+
+    return Rates(share("yes", CHEATS), share("no", CLEAN), share("no", CHEATS), share("undecided", None))
 
 
-def effect_of(record: Record, path: str) -> float:
-    """A number of a record; NaN if it is not defined."""
-    value: Any = record
-    for part in path.split("."):
-        if not isinstance(value, Mapping) or part not in value:
-            raise InputError(f"{record['name']} has no {path}")
-        value = value[part]
-    return math.nan if value is None else float(value)
+def choose(some: Sequence[Network]) -> Effects:
+    """The limits of the grid with few wrong answers and the fewest undecided; of equals, the middle one."""
+    best: list[Effects] = []
+    least: tuple[float, float] | None = None
+    for values in itertools.product(*GRID):
+        effects = Effects(*values)
+        if effects.transplant_bound < effects.transplant or effects.property_bound > effects.property:
+            continue  # a "yes" must be stricter than the absence of a "no"
+        counted = rates(some, effects)
+        wrong = max(counted.called_fine.share, counted.accused.share)
+        cost = (max(0.0, wrong - MOST_WRONG), counted.undecided.share)
+        if least is None or cost < least:
+            best, least = [], cost
+        if cost == least:
+            best.append(effects)
+    return best[len(best) // 2]
 
 
-def choose(records: Sequence[Record], effects: Sequence[str]) -> dict[str, Limits]:
-    """Limits of each effect, chosen one effect after the other with those before it in place."""
-    chosen: dict[str, Limits] = {}
-    for path in effects:
-        values = np.array([effect_of(record, path) for record in records])
-        steps = sorted({-math.inf, *values[np.isfinite(values)].tolist()})
-        pairs = [Limits(low, high) for i, low in enumerate(steps) for high in steps[i:]]
-        chosen[path] = min(pairs, key=lambda limits: _cost(records, chosen | {path: limits}))
-    return chosen
-
-
-def _cost(records: Sequence[Record], limits: Mapping[str, Limits]) -> tuple[bool, float, float]:
-    """An order: of the limits with few wrong answers those that leave fewest undecided."""
-    counted = rates(records, limits)
-    wrong = [share.share for share in (counted.called_fine, counted.accused)]
-    too_many = max(value for value in (*wrong, 0.0) if not math.isnan(value))
-    if too_many > MOST_WRONG:
-        return True, too_many, 0.0
-    return False, counted.undecided.share, too_many
-
-
-def answer(record: Record, limits: Mapping[str, Limits]) -> str:
-    answers = [limit.answer(effect_of(record, path)) for path, limit in limits.items()]
-    if "no" in answers:
-        return "no"
-    return "yes" if all(each == "yes" for each in answers) else "undecided"
-
-
-def rates(records: Sequence[Record], limits: Mapping[str, Limits]) -> Rates:
-    answers = [(record["truth"], answer(record, limits)) for record in records]
-
-    def share(wrong: str, truth: str | None) -> Share:
-        of_truth = [given for real, given in answers if truth in (None, real)]
-        return Share.of(sum(given == wrong for given in of_truth), len(of_truth))
-
-    return Rates(share("yes", CHEATS), share("no", CLEAN), share("undecided", None))
-
-
-def rates_by_kind(records: Sequence[Record], limits: Mapping[str, Limits]) -> dict[str, Rates]:
+def rates_by_kind(some: Sequence[Network], effects: Effects) -> dict[str, Rates]:
     """Rates on the half that chose nothing, overall and by kind of cue."""
-    other = [record for record in records if half_of(record) == PUBLISH]
-    by_kind = {kind: [r for r in other if r["member"]["kind"] == kind] for kind in KINDS}
-    return {name: rates(some, limits) for name, some in {"all": other, **by_kind}.items()}
+    other = [network for network in some if network.half == PUBLISH]
+    by_kind = {kind: [n for n in other if n.kind == kind] for kind in KINDS}
+    return {name: rates(own, effects) for name, own in {"all": other, **by_kind}.items()}
 
 
-def choosing(records: Sequence[Record]) -> list[Record]:
-    return [record for record in records if half_of(record) == CHOOSE]
+def choosing(some: Sequence[Network]) -> list[Network]:
+    return [network for network in some if network.half == CHOOSE]
+
+
+def as_json(some: Sequence[Network], effects: Effects, made_by: str) -> dict[str, Any]:
+    """The entry `network` of heatproof/verdict/rates.json."""
+    published = {n.name.rpartition("-")[0] for n in some if n.half == PUBLISH}
+    return {
+        "effects": effects._asdict(), "made_by": made_by, "pairs": len({n.name[:-2] for n in some}),
+        "rates": {"networks": sum(n.half == PUBLISH for n in some), "pairs": len(published)}
+        | {name: asdict(own) for name, own in rates_by_kind(some, effects).items()},
+    }  # fmt: skip
+
+
+def write_table(some: Sequence[Network], effects: Effects, path: Path) -> None:
+    """A row for each network."""
+    tests = ("transplant", "property", "recurring", "removal", "exchange")
+    with path.open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(["network", "kind", "truth", "half", "answer", "recurs_without_regions", *tests])
+        for network in sorted(some, key=lambda n: n.name):
+            numbers = [f"{network.numbers.get(test, float('nan')):.3f}" for test in tests]
+            row = [network.name, network.kind, network.truth, network.half, network.answer(effects)]
+            table.writerow([*row, network.recurs, *numbers])

@@ -22,6 +22,7 @@ Numbers = tuple[float | None, ...]  # by donor; None where undefined
 LARGEST = 256  # pixels of the longer side of a stored image
 SUMMARY_CROPS = 3  # in verdict.json
 HALF = 0.5  # share of recipients that a patch must turn
+PART_OF_OBJECT = 0.25  # of its area: a larger patch is the object itself
 PARTNERS = 3  # near-identical patches in other images, from which on a patch recurs
 
 
@@ -158,6 +159,8 @@ class EvidenceRecord:
     removal: RemovalTest | None
     exchange: ExchangeTest | None
     properties: tuple[PropertyTest, ...]
+    object_share: Numbers = ()  # by donor: share of the image that its region covers
+    window_shares: tuple[float, ...] = ()  # by side: share of the image that a window covers
     items: tuple[EvidenceItem, ...] = ()
     inputs: int = 0  # that the network was run on
     answered: int = 0  # images that the network answers correctly
@@ -170,15 +173,26 @@ class EvidenceRecord:
         kinds = sorted(set(self.label))
         return replace(self._scores(kinds), classes={c: self._scores([c]) for c in kinds})
 
+    def recurring(self) -> np.ndarray:
+        """By donor: whether its patch turns half of its recipients and has near-identical partners.
+
+        A patch that is not small beside the annotated object is the object, which may recur.
+        """
+        recurs = np.zeros(len(self.label), bool)
+        shares = np.nan_to_num(np.array(self.object_share or [None] * len(self.label), float), nan=np.inf)
+        for test, window in zip(self.anywhere, self.window_shares, strict=True):
+            turns = np.nan_to_num(np.array(test.turned, float)) >= HALF
+            on_object = np.nan_to_num(np.array(test.on_object, float)) >= HALF
+            is_object = on_object & (window >= PART_OF_OBJECT * shares)
+            recurs |= turns & (np.array(test.partners) >= PARTNERS) & ~is_object
+        return recurs
+
     def _scores(self, labels: Sequence[int]) -> PerClass:
         own = np.isin(np.array(self.label), labels)
-        patches, anywhere = self.off_object[-1], self.anywhere[-1]
-        turned, control, over = (
-            np.array(column, float)[own]
-            for column in (patches.turned, patches.control_turned, anywhere.turned)
-        )
+        patches = self.off_object[-1]
+        turned, control = (np.array(x, float)[own] for x in (patches.turned, patches.control_turned))
         known = np.isfinite(turned)
-        recurs = (np.nan_to_num(over) >= HALF) & (np.array(anywhere.partners)[own] >= PARTNERS)
+        recurs = self.recurring()[own]
         parts = {"recurring": float(recurs.mean()), "n": float(own.sum())}
         effects = []
         for test in self.properties:

@@ -170,6 +170,7 @@ def evidence(
     record = EvidenceRecord(
         names, tuple(classes), tuple(study.methods), tuple(study.image.tolist()), tuple(study.label.tolist()),
         study.has_regions, off, anywhere, study.removal(), study.exchange(), tests,
+        study.object_shares(), tuple(test.side**2 / math.prod(study.size) for test in off),
         answered=int(study.is_right.any(1).sum()),
     )  # fmt: skip
     items = [*study.patch_items(record), *study.property_items(record, files)]
@@ -454,6 +455,13 @@ class Interventions:
         others = {c: (int(other[:, c].sum()), int((other[:, c] & says[:, c]).sum())) for c in kinds}
         return RemovalTest(numbers(kept), others)
 
+    def object_shares(self) -> Numbers:
+        """By donor: share of the image that its region covers."""
+        if self.regions is None:
+            return ()
+        shares = self.regions.flatten(1).float().mean(1).cpu().numpy()[self.image]
+        return numbers(np.where(shares > 0, shares, np.nan))
+
     def exchange(self) -> ExchangeTest | None:
         """Position scores of each donor's map, less those of other images' maps on the same region."""
         if self.regions is None:
@@ -584,7 +592,7 @@ class Interventions:
                 items += [self._patch_item(record, test, np.flatnonzero(groups == g), True)
                           for g in recurring[:MOST_ITEMS]]  # fmt: skip
                 others = np.flatnonzero((groups >= 0) & ~np.isin(groups, recurring))
-                if len(others):
+                if len(others) > 1:
                     items.append(self._patch_item(record, test, others, False))
         return items
 

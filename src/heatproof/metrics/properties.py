@@ -3,8 +3,8 @@
 Evidence without a place: no window holds a tint, a frame or a blur. Each function takes the images that shall
 change ("n c H W" in [0, 1]), the images whose property they get, and weights of the pixels from which
 statistics are estimated: 1 off the object, 0 on it (all 1 without annotations). With annotations, colours,
-illumination, sharpness and noise are thus those of the background, so that an object whose own colour is its
-class is no finding.
+illumination, sharpness and noise are thus those of the background, and the object keeps its pixels: an object
+whose own colour or brightness is its class is no finding.
 
     colour         mean and standard deviation of each channel
     illumination   the image under a Gaussian of 1/6 of its side
@@ -111,16 +111,26 @@ def pasted(mask: Tensor) -> Transfer:
     return transfer
 
 
+def off_object(transfer: Transfer) -> Transfer:
+    """The transfer without effect on the object."""
+
+    def changed(images: Tensor, others: Tensor, weights: Tensor, other_weights: Tensor) -> Tensor:
+        return torch.where(weights[:, None] > 0, transfer(images, others, weights, other_weights), images)
+
+    return changed
+
+
 def transfers(size: tuple[int, int], with_regions: bool) -> dict[str, Transfer]:
     """By name, the transfers that need no files. with_regions: whether objects are annotated."""
-    named: dict[str, Transfer] = {"colour": colour, "illumination": illumination}
+    statistics = {"colour": colour, "illumination": illumination, "sharpness": sharpness, "noise": noise}
+    named: dict[str, Transfer] = {name: off_object(transfer) for name, transfer in statistics.items()}
     if with_regions:
         named["background"] = background
     for name in ("frame", *PLACES):
         mask = region_mask(name, size)
         assert mask is not None
         named[name] = pasted(mask)
-    return {**named, "sharpness": sharpness, "noise": noise}
+    return named
 
 
 def resized_like(image: Image.Image, other: Image.Image) -> Image.Image:

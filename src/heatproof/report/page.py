@@ -130,7 +130,7 @@ class ReportPage:
         """The parts of the page as HTML, for a page that has the images already."""
         parts = {part: fill(part, {"this": self}) for part in ("head", "verdict", "contents", "left_out")}
         first, rest = (
-            Markup().join(s for s in sections if s.content is not None)
+            Markup().join(s for s in sections if s.content is not None and s.id != "evidence")
             for sections in (self.first, self.rest)
         )
         return {"title": escape(self.title), **parts, "first": first, "sections": rest}
@@ -218,7 +218,7 @@ class EvidenceStrip(Piece):
 
     @property
     def title(self) -> str:
-        return self.item.name.capitalize() if self.item.kind == "property" else "Patch"
+        return "Property of the whole image" if self.item.kind == "property" else "Patch"
 
     @property
     def sentence(self) -> str:
