@@ -105,7 +105,8 @@ def audit_metrics(sizes: Sizes) -> tuple[str, ...]:
     steps = f"(steps={sizes.steps})"
     return (
         "cscore", *CLASSIFIER, "structure", "localise(budget=0.2)", f"insertion{steps}", f"deletion{steps}",
-        f"randomisation(depths={sizes.depths})", follow_metric().name, "method_agreement",
+        f"randomisation(depths={sizes.depths})", follow_metric().name, "evidence",
+        "method_agreement",
     )  # fmt: skip
 
 
