@@ -329,7 +329,7 @@ TUTORIALS = {
     "changes": ("cose.md", "runs/cose/figures/violins.png"),
     "rocket": ("localise.md", "runs/localise/panels/case-rocket.png"),
     "alarm": ("monitor-and-gate.md", ""),
-    "shortcut": ("shortcut.md", "maps.png"),
+    "shortcut": ("shortcut.md", "found.png"),
     "fair": ("compare-methods.md", "maps.png"),
 }
 PICTURES: dict[str, Callable[[], Image.Image]] = {
