@@ -24,6 +24,7 @@ from heatproof.cli._console import console
 from heatproof.cli.demo import show
 from heatproof.demo import FULL, Audit, run
 from heatproof.demo.networks import CODE
+from heatproof.metrics.evidence_record import HALF
 from heatproof.report.tables import Column, Table
 from heatproof.verdict.answers import WORDS
 from heatproof.verdict.trajectory import Trajectory
@@ -63,16 +64,18 @@ def story_table(audits: dict[int, Audit]) -> str:
     for seed, audit in audits.items():
         answers = [answer.follows for answer in audit.verdict.methods]
         twin, by = audit.twin, audit.twin.methods
-        first = twin.albums["A"].groups[0]
+        uses = [
+            sum(item.donors for item in record.items if item.label == CODE and (item.on_object or 0) < HALF)
+            for record in twin.records.values()
+        ]
         flips = [f"{round(f.share * f.n)} of {f.n}" for f in twin.point.planting]
         counts = [f"{len(by[kind])} of {len(answers)}" for kind in ("show", "tell", "neither")]
-        album = f"{first.changed} of {first.n}"
         follows = f"{answers.count('yes')} of {len(answers)}"
-        rows.append((str(seed), audit.verdict.headline, follows, *flips, *counts, album))
+        rows.append((str(seed), audit.verdict.headline, follows, *flips, *counts, *map(str, uses)))
     columns = (
         "seed", "verdict on the healthy network", "methods that follow", "tag turns A", "tag turns B",
         "methods that show the tag", "that tell in numbers only", "that do neither",
-        "painting over the first group of A's album changes",
+        "codes of A with a patch off the code that turns others", "codes of B",
     )  # fmt: skip
     title = "The verdict and the cheating twin"
     return Table("stories", title, tuple(map(Column, columns)), tuple(rows), marked=False).markdown()

@@ -329,7 +329,7 @@ TUTORIALS = {
     "changes": ("cose.md", "runs/cose/figures/violins.png"),
     "rocket": ("localise.md", "runs/localise/panels/case-rocket.png"),
     "alarm": ("monitor-and-gate.md", ""),
-    "shortcut": ("shortcut.md", "maps.png"),
+    "shortcut": ("shortcut.md", "found.png"),
     "fair": ("compare-methods.md", "maps.png"),
 }
 PICTURES: dict[str, Callable[[], Image.Image]] = {
@@ -371,7 +371,7 @@ FILES = {  # by the file that computes a metric
     "cscores": "cscore.md", "on_parts": "structure.md", "similarity": "cose.md", "stability": "cose.md",
     "localisation": "localise.md", "faithfulness": "insertion-deletion.md", "sanity": "sanity.md",
     "stats": "sanity.md", "agreement": "agreement.md", "classifier": "classifier.md",
-    "specific": "specificity.md", "mosaic": "mosaic.md",
+    "specific": "specificity.md", "mosaic": "mosaic.md", "interventions": "evidence.md",
     "blobs": "localise.md", "mean_maps": "cscore.md", "adversarial": "sanity.md",
 }  # fmt: skip
 FAMILIES = {"Causes": "occlusion.md", "Robustness": "robustness.md"}  # with pages of their own

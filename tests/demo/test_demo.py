@@ -15,6 +15,7 @@ from markupsafe import escape
 from heatproof.cli import main
 from heatproof.demo import QUICK, Sizes
 from heatproof.demo.networks import (
+    CLASSES,
     CODE,
     FOLDER,
     HARMFUL,
@@ -29,6 +30,7 @@ from heatproof.demo.networks import (
 )
 from heatproof.demo.story import first_alarms, same_maps, told_apart
 from heatproof.errors import InputError
+from heatproof.metrics.interventions import OFF_OBJECT
 from heatproof.report.page import advice
 from heatproof.report.pieces import number
 from heatproof.run.process import fixed_threads
@@ -36,10 +38,11 @@ from heatproof.store import RunFolder
 from heatproof.studies.cose.results import read_pairs
 from heatproof.train import TrainProgress
 from heatproof.verdict.alarms import find_alarms
-from heatproof.verdict.answers import LOOKS, WORDS
+from heatproof.verdict.answers import USES, WORDS
 from heatproof.verdict.data import read_run
 from heatproof.verdict.judge import judge
 from heatproof.verdict.trajectory import Trajectory
+from heatproof.verdict.uses import network_answer
 
 pytestmark = pytest.mark.trains
 
@@ -71,9 +74,11 @@ def test_it_ends_with_the_path_of_a_page_that_holds_everything(made: tuple[Path,
     text = page.read_text(encoding="utf-8")
     sections = re.findall(r'<section id="([a-z]+)"', text)
     in_order = [
-        section for section in sections if section in ("which", "twin", "trainings", "cose", "scores")
+        section
+        for section in sections
+        if section in ("evidence", "which", "twin", "trainings", "cose", "scores")
     ]
-    assert in_order == ["which", "twin", "trainings", "cose", "scores"]
+    assert in_order == ["evidence", "which", "twin", "trainings", "cose", "scores"]
     assert {"pictures", "curves", "agreement", "made"} <= set(sections)
     for link in re.findall(r'href="(?!https:)([^"#]+)"', text):
         assert (out / link).is_file(), f"the page leads to {link}"
@@ -86,15 +91,19 @@ def test_the_summary_fits_one_screen_without_warnings(made: tuple[Path, str]) ->
     assert not re.search(r"softmax|batch norm|over all images|[Ww]arning", printed)
 
 
-def test_the_healthy_network_gets_a_good_verdict_and_it_is_that_of_the_rows(made: tuple[Path, str]) -> None:
+def test_the_healthy_network_is_not_accused_and_the_verdict_is_that_of_the_rows(
+    made: tuple[Path, str],
+) -> None:
     out, printed = made
     verdict = judge(read_run(of(out, "audit")))
-    assert (verdict.follow, verdict.network.looks_there, verdict.level) == ("yes", "yes", "clear")
+    assert verdict.follow == "yes" and verdict.network.is_tested and verdict.no_shortcut
+    # Images without a code have no object, so what is used for "no code" cannot be judged.
+    assert (verdict.network.answer, verdict.level) == ("undecided", "care")
+    assert "no code" in verdict.network.note
     assert next(method for method in verdict.methods if method.method == "gradcam").follows == "yes"
     assert f"{verdict.headline}\n{verdict.sentence}" in printed and advice(verdict) in printed
     assert all(
-        f"{label.name}: {LOOKS[label.looks_there]}; {label.test}" in printed
-        for label in verdict.network.classes
+        f"{label.name}: {USES[label.answer]}; {label.test}" in printed for label in verdict.network.classes
     )
 
 
@@ -211,10 +220,19 @@ def twin(made: tuple[Path, str]) -> Twin:
 def test_the_twin_uses_the_tag_and_the_healthy_network_does_not(twin: Twin) -> None:
     a, b = twin.point.planting
     assert a.share >= 0.9 and b.share <= 0.1 and min(a.n, b.n) >= 16
-    largest = {which: pages.groups[0] for which, pages in twin.albums.items()}
-    assert largest["A"].changed >= 0.5 * largest["A"].n, "A may know the code beside the tag as well"
-    assert largest["A"].n >= 0.7 * twin.albums["A"].n, "the tag is one group, and the first"
-    assert largest["A"].elsewhere <= 0.2 * largest["A"].n
+    found = {which: [item for item in record.items if item.label == CODE]
+             for which, record in twin.records.items()}  # fmt: skip
+    tag = found["A"][0]
+    assert tag.recurring and tag.on_object is not None and tag.on_object < OFF_OBJECT, "the tag, off the code"
+    assert tag.turned >= 0.7 * tag.recipients and tag.control_turned <= 0.3 * tag.recipients
+    assert tag.changed >= 0.5 * tag.painted > tag.changed_elsewhere
+    assert not any(item.recurring and (item.on_object or 0.0) < OFF_OBJECT for item in found["B"])
+
+
+def test_the_twin_is_called_a_cheat_and_the_healthy_copy_is_not(twin: Twin) -> None:
+    answers = {name: network_answer(record) for name, record in twin.records.items()}
+    code = {name: {c.label: c.answer for c in of.classes}[CODE] for name, of in answers.items()}
+    assert code["A"] == answers["A"].answer == "no" and "no" not in (code["B"], answers["B"].answer)
 
 
 def test_gradcam_tells_the_twins_apart_and_floors_cannot(twin: Twin) -> None:
@@ -230,8 +248,9 @@ def test_the_twin_is_on_the_page_and_in_the_terminal(made: tuple[Path, str], twi
     text = (out / "report.html").read_text(encoding="utf-8")
     section = text.partition('<section id="twin"')[2].partition("</section>")[0]
     assert str(escape(twin.flips[1:])) in section and str(escape(told_apart(twin))) in section
-    for pages in twin.albums.values():
-        assert pages.groups[0].sentence in section
+    for record in twin.records.values():
+        first = next(item for item in record.items if item.label == CODE)
+        assert str(escape(first.sentence(CLASSES[CODE]))) in section
     scores = twin.point.scores
     for method, score in scores.items():
         row = section.rpartition(f"<bdi>{escape(method)}</bdi>")[2].partition("</tr>")[0]

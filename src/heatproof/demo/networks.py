@@ -66,6 +66,7 @@ FOLLOWED = ("cscore", *CLASSIFIER, "structure_score", "fmr", "bl", "inside")  # 
 FIRST, BATCH = "first", 16
 USES = ("train", "test", "valid")  # of images; no two uses, and no two seeds of the demo, share any
 FOLDER, TOKEN = "twin", "tag"
+FINE = ("ms-gradcam++",)  # maps that choose patches; a position of gradcam is as wide as the tag
 RATE = 1e-3  # learning rate of the twin's first epoch: it grows until the tag is learnt
 
 
@@ -101,11 +102,11 @@ def audit_methods(sizes: Sizes) -> tuple[str, ...]:
 
 
 def audit_metrics(sizes: Sizes) -> tuple[str, ...]:
-    """Consistency, structure, localisation under a budget, faithfulness, sanity, agreement."""
+    """Consistency, structure, localisation under a budget, faithfulness, sanity, evidence, agreement."""
     steps = f"(steps={sizes.steps})"
     return (
         "cscore", *CLASSIFIER, "structure", "localise(budget=0.2)", f"insertion{steps}", f"deletion{steps}",
-        f"randomisation(depths={sizes.depths})", follow_metric().name, "method_agreement",
+        f"randomisation(depths={sizes.depths})", follow_metric().name, "evidence", "method_agreement",
     )  # fmt: skip
 
 
@@ -278,13 +279,14 @@ def cheating_twin(
     )  # fmt: skip
     boxes = torch.from_numpy(drawn.masks["box"])[[int(name) for name in pair.ids]]
     others = images.images[codes.labels != CODE][: len(boxes)]
-    inputs, regions = (
-        torch.cat([pair.images, others]),
-        torch.cat([boxes, torch.zeros_like(boxes)[: len(others)]]),
-    )
+    inputs = torch.cat([pair.images, others])
+    regions = torch.cat([boxes, torch.zeros_like(boxes)[: len(others)]])
     labels = [CODE] * len(boxes) + [1 - CODE] * len(others)
     records = {
-        name: evidence(labels, model=network, images=inputs, regions=regions, classes=CLASSES, seed=pair.seed)
+        name: evidence(
+            labels, model=network, images=inputs, methods=FINE, regions=regions, classes=CLASSES,
+            seed=pair.seed,
+        )
         for name, network in (("A", pair.a), ("B", pair.b))
-    }
+    }  # fmt: skip
     return Twin(result, records)

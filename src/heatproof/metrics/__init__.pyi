@@ -9,6 +9,7 @@ from .blobs import dispersion
 from .classifier import accuracy, auc, recall
 from .cscores import cscore, cscore_by_class, global_cscore, gold_list, soft_iou
 from .faithfulness import deletion, insertion, insertion_deletion
+from .interventions import evidence
 from .localisation import (
     box_iou,
     filled,
@@ -81,6 +82,7 @@ __all__ = [
     "dispersion",
     "dom",
     "dts",
+    "evidence",
     "filled",
     "fmr",
     "fragility",
