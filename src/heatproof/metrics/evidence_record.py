@@ -15,9 +15,10 @@ import msgspec
 import numpy as np
 from PIL import Image
 
+from heatproof.disk import valid_unicode
 from heatproof.metrics.results import PerClass
 
-SCHEMA, FOLDER = 1, "evidence"  # FOLDER: in a run folder, a file for each unit
+SCHEMA, FOLDER = 1, "evidence"  # FOLDER: in a run folder, a file for each checkpoint
 Numbers = tuple[float | None, ...]  # by donor; None where undefined
 LARGEST = 256  # pixels of the longer side of a stored image
 SUMMARY_CROPS = 3  # in verdict.json
@@ -218,7 +219,7 @@ class EvidenceRecord:
 
 def evidence_file(folder: Path, checkpoint: str) -> Path:
     """The file of a checkpoint's record in a run folder."""
-    return folder / FOLDER / f"{quote(checkpoint, safe='')}.json"
+    return folder / FOLDER / f"{quote(valid_unicode(checkpoint), safe='')}.json"
 
 
 def png(image: np.ndarray) -> str:

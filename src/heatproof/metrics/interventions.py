@@ -98,12 +98,13 @@ def _in_a_run(function: Callable[..., Any], pool: ImagePool, options: dict[str, 
     if not batches or any(own is None for own in labels):
         raise InputError("evidence needs labels, and the images have none")
     own = [name for name in pool.methods if not is_floor(name) and not is_stored(name)]
-    return function(
+    record: EvidenceRecord = function(
         torch.cat([own for own in labels if own is not None]), model=pool.model,
         images=torch.cat([batch.images for batch in batches]), methods=own[:1] or METHODS,
         regions=torch.cat([regions_of(batch) for batch in batches]), layer=pool.layer, classes=pool.classes,
         ids=[name for batch in batches for name in batch.ids], **pool.passes, **options,
     )  # fmt: skip
+    return record
 
 
 def regions_of(batch: Batch) -> Tensor:
@@ -336,9 +337,11 @@ class Interventions:
         over = shares.flatten(1).numpy()[np.arange(len(best)), best]
         corners = [(int(y), int(x)) if known else (-1, -1) for (y, x), known in zip(tops, has, strict=True)]
         partners, groups = self._alike(k, corners, own[0])
+        shares_of = [numbers(column) for column in (*own, *control)]
+        turned, top5, gain, control_turned, control_top5, control_gain = shares_of
         return PatchTest(
-            k, tuple(corners), *map(numbers, (*own, *control, own_soft, np.where(has, over, np.nan))),
-            partners, groups,
+            k, tuple(corners), turned, top5, gain, control_turned, control_top5, control_gain,
+            numbers(own_soft), numbers(np.where(has, over, np.nan)), partners, groups,
         )  # fmt: skip
 
     def _pasted(
@@ -411,7 +414,9 @@ class Interventions:
             own = np.flatnonzero((self.label == c) & (np.nan_to_num(turned) >= HALF))
             if not len(own):
                 continue
-            alike = similarities(torch.cat([self._patch(int(e), k, corners[e]) for e in own])).numpy() > ALIKE
+            alike = (
+                similarities(torch.cat([self._patch(e, k, corners[e]) for e in own.tolist()])).numpy() > ALIKE
+            )
             np.fill_diagonal(alike, True)
             partners[own] = alike.sum(1) - 1
             _, parts = connected_components(alike)
@@ -527,7 +532,7 @@ class Interventions:
     def _has_property(self, name: str, pair: Pair, files: Files) -> bool:
         """Whether both donors have the region off their object, or a file."""
         if name in FILE_TRANSFERS:
-            return bool(files) and all(files[i] is not None for i in pair[1:])
+            return files is not None and all(files[i] is not None for i in pair[1:])
         mask = region_mask(name, self.size)
         if self.regions is None or (mask is None and name != "background"):
             return True

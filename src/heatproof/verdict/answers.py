@@ -113,6 +113,7 @@ class ClassAnswer:
     name: str
     answer: Answer
     tests: tuple[Test, ...]
+    labels: tuple[int, ...] = ()  # all classes that were judged together
 
     @property
     def test(self) -> Test:
@@ -280,8 +281,9 @@ class Verdict:
     def no_shortcut(self) -> Claim:
         """Whether the interventions found no shortcut: none surely off the object, none that recurs."""
         network = self.network
-        holds = network.is_tested and network.answer != "no" and not network.recurring
-        return Claim(holds, network.note or "no evidence off the object was found")
+        unexplained = network.recurring if network.answer == "undecided" else []
+        holds = network.is_tested and network.answer != "no" and not unexplained
+        return Claim(holds, network.note)
 
     def as_json(self) -> dict[str, Any]:
         """The content of verdict.json; NaN becomes null."""

@@ -40,6 +40,7 @@ FEWEST = 10  # donors of a class that is judged on its own
 OTHERS = "other classes"
 ON_OBJECT = 0.35
 NOT_TESTED = "What the network uses was not tested"
+ADD_IT = "add the metric evidence to the run"
 TITLES = {
     "transplant": "patches off the object that turn other images",
     "property": "whole-image property that turns other images",
@@ -124,9 +125,9 @@ def group_tests(record: EvidenceRecord, group: Group) -> dict[str, tuple[Test, f
         if counts[2]:
             tests[f"property: {of.name}"] = paired_test("property", *counts, f"{of.name}, transferred")
     recurring = np.zeros(len(group.donors), bool)
-    for test in record.anywhere:
-        turns = np.nan_to_num(np.array(test.turned, float)) >= HALF
-        recurring |= (turns & (np.array(test.partners) >= PARTNERS))[group.donors]
+    for patches in record.anywhere:
+        turns = np.nan_to_num(np.array(patches.turned, float)) >= HALF
+        recurring |= (turns & (np.array(patches.partners) >= PARTNERS))[group.donors]
     tests["recurring"] = paired_test("recurring", int(recurring.sum()), 0, len(recurring))
     if record.removal is not None:
         tests["removal"] = _removal(record, group), 1.0
@@ -170,7 +171,7 @@ def network_answer(
         why: the reason why there is no record.
     """
     if record is None:
-        return NetworkAnswer(note=why or f"{NOT_TESTED}: add the metric evidence to the run")
+        return NetworkAnswer(note=f"{NOT_TESTED}: {why or ADD_IT}")
     effects = effects or Effects.calibrated()
     made = groups(record)
     tests = [group_tests(record, group) for group in made]
@@ -188,17 +189,18 @@ def network_answer(
             and p_values[i, key] < LEVEL
             and test.value >= effects.limit(key)
         }
-        answer = _answer(record.has_regions, follows, of, bool(shortcuts), effects)
+        own = _answer(record.has_regions, follows, of, bool(shortcuts), effects)
+        decided = shortcuts if own == "no" else ()
         rows = tuple(
             replace(
                 test,
-                answer="no" if key in shortcuts else "undecided",
+                answer="no" if key in decided else "undecided",
                 threshold=effects.limit(key),
                 votes=True,
             )
             for key, (test, _) in of.items()
         )
-        classes.append(ClassAnswer(group.label, group.name, answer, rows))
+        classes.append(ClassAnswer(group.label, group.name, own, rows, group.labels))
     answers = {c.answer for c in classes}
     answer: Answer = "no" if "no" in answers else "yes" if answers == {"yes"} else "undecided"
     return NetworkAnswer(
