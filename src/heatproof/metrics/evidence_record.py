@@ -201,7 +201,7 @@ class EvidenceRecord:
             both = np.array([self.exchange.pointing, self.exchange.inside], float).mean(0)[own]
             parts["exchange"] = float(np.nanmean(both)) if np.isfinite(both).any() else math.nan
         value = float(((turned >= HALF) * 1.0 - (control >= HALF))[known].mean()) if known.any() else math.nan
-        reason = "" if known.any() else "no window lies off the object"
+        reason = "" if known.any() else "no donor has a map with a window off the object"
         return PerClass(value, int(own.sum()), reason=reason, parts=parts)
 
     def class_name(self, label: int) -> str:

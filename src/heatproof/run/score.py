@@ -495,7 +495,8 @@ def cells(request: MetricRequest, result: Any) -> Iterator[Cell]:
             yield label, request.text, score.value, score.reason or NOT_DEFINED * math.isnan(score.value)
             for part, value in score.parts.items():
                 if isinstance(value, float):
-                    reason = (score.reason or "there is no interval") * math.isnan(value)
+                    why = "there is no interval" if part in ("low", "high") else NOT_DEFINED
+                    reason = (score.reason or why) * math.isnan(value)
                     yield label, request.named(part), value, reason
     else:
         by_class = request.entry.level == "class"

@@ -113,7 +113,7 @@ class ClassAnswer:
     name: str
     answer: Answer
     tests: tuple[Test, ...]
-    labels: tuple[int, ...] = ()  # all classes that were judged together
+    members: Mapping[int, str] = field(default_factory=dict)  # names of all classes judged together
 
     @property
     def test(self) -> Test:
@@ -268,7 +268,8 @@ class Verdict:
         if name is None:
             why = f" ({network.note})" if network.note else ""
             return Claim(network.answer == "yes", f"the network {USES[network.answer]}{why}")
-        classes = {key_of(answer.name): answer for answer in network.classes}
+        classes = {key_of(n): answer for answer in network.classes for n in answer.members.values()}
+        classes |= {key_of(answer.name): answer for answer in network.classes}
         if not classes:
             return Claim(False, f"{name}: undecided, because no class was judged ({network.note})")
         if key_of(name) not in classes:

@@ -191,6 +191,7 @@ def network_answer(
         }
         own = _answer(record.has_regions, follows, of, bool(shortcuts), effects)
         decided = shortcuts if own == "no" else ()
+        members = {c: record.class_name(c) for c in group.labels}
         rows = tuple(
             replace(
                 test,
@@ -200,7 +201,7 @@ def network_answer(
             )
             for key, (test, _) in of.items()
         )
-        classes.append(ClassAnswer(group.label, group.name, own, rows, group.labels))
+        classes.append(ClassAnswer(group.label, group.name, own, rows, members))
     answers = {c.answer for c in classes}
     answer: Answer = "no" if "no" in answers else "yes" if answers == {"yes"} else "undecided"
     return NetworkAnswer(
@@ -245,7 +246,7 @@ def _note(record: EvidenceRecord, answer: Answer, classes: Sequence[ClassAnswer]
         return text if best is None else f"{text}: {best.sentence(record.class_name(best.label))}"
     if answer == "yes":
         return f"The network uses the annotated object ({counted(len(record.label), 'image')} tested)"
-    recurring = [item for item in record.items if item.recurring]
+    recurring = [i for i in record.items if i.recurring and (i.on_object or 0.0) < HALF]
     best = max(recurring, key=lambda item: item.turned - item.control_turned, default=None)
     if not record.has_regions:
         rest = "annotate the objects (boxes or masks) to have it judged"
@@ -256,7 +257,8 @@ def _note(record: EvidenceRecord, answer: Answer, classes: Sequence[ClassAnswer]
     open_classes = [c for c in classes if c.answer == "undecided"]
     reasons = sorted({_obstacle(c, follows) for c in open_classes})
     names = listed([c.name for c in open_classes], most=5)
-    return f"Whether the network uses the object is undecided for {names}: {'; '.join(reasons)}"
+    text = f"Whether the network uses the object is undecided for {names}: {'; '.join(reasons)}"
+    return text if best is None else f"{text}; {best.sentence(record.class_name(best.label))}"
 
 
 def _obstacle(answer: ClassAnswer, follows: bool) -> str:
