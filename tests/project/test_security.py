@@ -70,6 +70,7 @@ def reseal(run: Path) -> None:
     """As the author of a folder would: every seal tells of the files as they are now."""
     for path in (run / "seals").glob("*.json"):
         seal = known_record(path)
+        assert seal
         seal["files"] = {name: digest(run / name) for name in seal["files"]}
         write_record(path, seal)
 
@@ -327,6 +328,7 @@ def test_repair_deletes_nothing_that_a_seal_names_elsewhere(run: Path, tmp_path:
     victim.write_text(SECRET)
     path = next((run / "seals").glob("*.json"))
     seal = known_record(path)
+    assert seal
     seal["files"] |= {"scores/../../victim.txt": "0" * 64, "../victim.txt": "0" * 64}
     write_record(path, seal)
     assert heatproof("verify", run, "--repair").exit_code == 1 and victim.exists()

@@ -273,7 +273,7 @@ class Verdict:
         if not classes:
             return Claim(False, f"{name}: undecided, because no class was judged ({network.note})")
         if key_of(name) not in classes:
-            known = [answer.name for answer in network.classes]
+            known = [n for answer in network.classes for n in answer.members.values() or (answer.name,)]
             raise UnknownNameError("class with an answer in this verdict:", name, known)
         answer = classes[key_of(name)]
         return Claim(answer.answer == "yes", str(answer))
