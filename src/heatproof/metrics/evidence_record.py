@@ -52,7 +52,7 @@ class EvidenceItem:
     control_recipients: int  # and the same for the controls
     control_turned: int
     recurring: bool = False  # whether near-identical patches stand in several images
-    on_object: float | None = None  # mean share of the patches that lies in the annotated region
+    on_object: float | None = None  # mean share of the patches in the region, or of its parts in them
     painted: int = 0  # donors whose patch was painted over,
     changed: int = 0  # of them, those whose answer then changes,
     changed_elsewhere: int = 0  # and those whose answer changes if the control window is painted over

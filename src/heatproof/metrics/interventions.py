@@ -4,8 +4,9 @@ A donor is a correctly answered image x of class c with a map of c; its recipien
 images of other classes (8, drawn by the seed). O is the annotated object, where there is one.
 
     transplant   P: the K x K window with the largest mean of the map, of those of which less than 35 % lies
-                 in O. turned(P) = share of R whose answer becomes c when P is pasted at its own position.
-                 Control: a random window of the same image under the same rule.
+                 in O, and that hold no pixel of a part of O smaller than the window. turned(P) = share of R
+                 whose answer becomes c when P is pasted at its own position. Control: a random window of the
+                 same image under the same rule.
     recurring    the same without the rule about O; patches with turned >= 1/2 that look alike (normalised
                  correlation of the central part of one inside the other above 0.7) form a group.
     removal      O painted over with the image's mean colour: share of donors that keep c, and the share of
@@ -31,6 +32,7 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 import torch
 from PIL import Image
+from scipy.ndimage import label as label_parts
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -293,6 +295,21 @@ class Interventions:
             return torch.zeros(len(self.images), dtype=torch.bool)
         return self.regions.flatten(1).any(1).cpu()
 
+    @cached_property
+    def part_weights(self) -> Tensor:
+        """Tensor "b H W" on the host: 1 / area of the connected part of O that a pixel lies in, 0 off O.
+
+        Its sum over a window is the share of a part that the window contains. A window with pixels of a part
+        smaller than itself is never off the object, although the part fills little of it.
+        """
+        assert self.regions is not None
+        weights = np.zeros(self.regions.shape, np.float32)
+        for own, region in zip(weights, self.regions.cpu().numpy(), strict=True):
+            parts, count = label_parts(region, np.ones((3, 3)))
+            if count:
+                own[region] = 1 / np.bincount(parts[region])[parts[region]]
+        return torch.from_numpy(weights)
+
     def outcomes(self, count: int, make: Callable[[Tensor], Tensor], label: np.ndarray) -> np.ndarray:
         """Array "count 3": whether class label[j] is answered, is among the first five, and its log-odds."""
         if not count:
@@ -318,12 +335,17 @@ class Interventions:
         means = F.avg_pool2d(self.heat[:, None], k, stride=1)[:, 0].cpu()
         shares = torch.full_like(means, math.nan)
         if self.regions is not None:
-            covered = self.regions[torch.from_numpy(self.image).to(self.regions.device)].float()
-            shares = F.avg_pool2d(covered[:, None], k, stride=1)[:, 0].cpu()
-            shares[~self.annotated[torch.from_numpy(self.image)]] = math.nan
+            rows = torch.from_numpy(self.image)
+            covered = F.avg_pool2d(self.regions[rows.to(self.regions.device)].float()[:, None], k, stride=1)
+            weights = self.part_weights[rows][:, None]
+            contained = k * k * F.avg_pool2d(weights, k, stride=1)
+            shares = torch.maximum(covered.cpu(), contained.clamp(max=1))[:, 0]
+            holds_small_part = F.max_pool2d(weights, k, stride=1)[:, 0] > 1 / k**2
+            shares[~self.annotated[rows]] = math.nan
         allowed = torch.ones_like(means, dtype=torch.bool)
         if off_object and self.regions is not None:
-            allowed = shares < OFF_OBJECT  # False for NaN: an image without a region has no window
+            # False for NaN: an image without a region has no window.
+            allowed = (shares < OFF_OBJECT) & ~holds_small_part
         means = means.masked_fill(~allowed, -1)
         best = means.flatten(1).argmax(1).numpy()
         has = (means.flatten(1).amax(1) > 0).numpy()
