@@ -8,6 +8,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from heatproof.metrics.evidence_record import (
+    EvidenceItem,
+    EvidenceRecord,
+    Example,
+    ExchangeTest,
+    PatchTest,
+    PropertyTest,
+    RemovalTest,
+    evidence_file,
+)
+from heatproof.run.config import read_metrics
+from heatproof.run.score import cells
 from heatproof.store import Manifest, RunFolder
 from heatproof.store.folder import SeenImages
 from heatproof.types import Maps, Score, Unit
@@ -51,11 +63,13 @@ def make_run(
     classes: Sequence[str] = CLASSES,
     thumbnails: np.ndarray | None = None,
     sides: tuple[int, int] = (64, 64),
+    evidence: EvidenceRecord | None = None,
 ) -> RunFolder:
     """Of images 0, 1, ... with names that try to break out of a page.
 
     wrong: share of wrong answers, unless predicted says the answer to each. blank: by method, how many of its
     first maps are constant. thumbnails: of each image; sides: of the images' files and of the input.
+    evidence: record of the metric evidence at both checkpoints.
     """
     manifest = Manifest.collect(
         {"methods": list(methods), "images": {"kind": "folder"}}, models=dict.fromkeys(CHECKPOINTS, "abc"),
@@ -99,6 +113,11 @@ def make_run(
         rows += [row("", None, method, metric, value) for metric, method, value in extra]
         for a, b in ((a, b) for j, b in enumerate(methods) for a in methods[:j]):
             rows.append(row("", None, f"{a} ~ {b}", "method_agreement_spearman", agreement(a, b)))
+        records = {}
+        if evidence is not None:
+            (request,) = read_metrics(["evidence"])
+            rows += [row("", c, "", name, v) for c, name, v, _ in cells(request, evidence.scores)]
+            records[evidence_file(folder, checkpoint)] = evidence.as_json()
         explained = torch.tensor([labels(i) for i in range(images)])
         stored = {
             method: Maps(method, drawn(images, m), (24, 24), explained, tuple(ids))
@@ -110,10 +129,47 @@ def make_run(
         unit = Unit(checkpoint, (0, images), tuple(methods), tuple(metrics))
         seen = None if thumbnails is None else SeenImages(ids, thumbnails, np.array([sides] * images))
         with run.lock():
-            run.write_unit(unit, rows, stored if maps else None, pictures if maps else None, seen)
+            run.write_unit(unit, rows, stored if maps else None, pictures if maps else None, seen, records)
     run.plan(run.ledger.seals(), images, CHECKPOINTS)
     return run
 
 
 def drawn(images: int, seed: int) -> torch.Tensor:
     return torch.rand(images, 4, 6, generator=torch.Generator().manual_seed(seed))
+
+
+def made_record(
+    answers: Sequence[str] = ("yes", "yes"), each: int = 50, regions: bool = True, recurring: bool = False,
+    classes: Sequence[str] = CLASSES, methods: Sequence[str] = ("gradcam",),
+) -> EvidenceRecord:  # fmt: skip
+    """What interventions find where the answer for each class is "yes", "no" or "undecided".
+
+    "no": patches off the object turn every recipient, their controls none. "undecided": nothing turns a
+    recipient, but the answer is kept without the object. recurring: a patch that recurs off the object.
+    """
+    label = tuple(c for c in range(len(answers)) for _ in range(each))
+    wrong, kept = ([float(answers[c] == answer) for c in label] for answer in ("no", "undecided"))
+    none = (0.0,) * len(label)
+    patches = PatchTest(
+        6, ((0, 0),) * len(label), tuple(wrong), tuple(wrong), none, none, none, none, none, none,
+        (0,) * len(label), (-1,) * len(label),
+    )  # fmt: skip
+    found = range(len(answers)) if recurring else [c for c, answer in enumerate(answers) if answer == "no"]
+    image = np.arange(12 * 12 * 3, dtype=np.uint8).reshape(12, 12, 3)
+    example = Example("a.png", EVIL[0], image, image[::-1], classes[0], classes[1])
+    items = [
+        EvidenceItem("patch", "", c, each, each, 8 * each, 8 * each, 8 * each, 3, recurring,
+                     0.0 if regions else None, each, each, 0, (image,), (example,), example)
+        for c in found
+    ]  # fmt: skip
+    pairs = len(label)
+    colour = PropertyTest(
+        "colour", label, tuple(range(pairs)), tuple(range(pairs)), (False,) * pairs, (False,) * pairs
+    )
+    others = dict.fromkeys(range(len(answers)), (each, 0))
+    above = tuple(0.3 + 0.01 * (i % 5) for i in range(pairs))
+    return EvidenceRecord(
+        tuple(f"{i:03d}.png" for i in range(pairs)), tuple(classes), tuple(methods), tuple(range(pairs)),
+        label, regions, (patches,), (patches,), RemovalTest(tuple(kept), others) if regions else None,
+        ExchangeTest(above, above) if regions else None, (colour,), tuple(items), 1000, pairs,
+    )  # fmt: skip

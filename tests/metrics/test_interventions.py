@@ -9,7 +9,18 @@ import math
 import numpy as np
 import pytest
 import torch
-from evidence_networks import SIDE, Images, as_network, cheating, honest, make_images, tinted
+from evidence_networks import (
+    OBJECT,
+    OBJECTS,
+    SIDE,
+    Detector,
+    Images,
+    as_network,
+    cheating,
+    honest,
+    make_images,
+    tinted,
+)
 from PIL import Image
 from torch import Tensor, nn
 
@@ -77,6 +88,22 @@ def test_an_honest_network_uses_no_patch_off_the_object(clean: EvidenceRecord) -
     on_object = [item for item in clean.items if item.kind == "patch"]
     assert on_object and all((item.on_object or 0) >= 0.35 for item in on_object)
     assert not [item for item in clean.items if item.kind == "property"]
+
+
+def test_a_window_around_a_small_object_is_not_off_the_object() -> None:
+    """The object fills little of the window: one that answers by the object must not be accused."""
+    detector = as_network(Detector(None, OBJECTS[1]), "object")
+    images = make_images(token="none")
+    small = torch.zeros_like(images.regions)
+    for region, own in zip(small, images.regions, strict=True):
+        y, x = own.nonzero().amin(0) + OBJECT // 2 - 1
+        region[y : y + 2, x : x + 2] = True
+    record = evidence(images.labels, model=detector, images=images.images, regions=small, sides=(1 / 4,))
+    off, anywhere = record.off_object[0], record.anywhere[0]
+    turning = [e for e, turned in enumerate(anywhere.turned) if turned is not None and turned >= 0.5]
+    assert len(turning) > 0.5 * record.label.count(1) and {record.label[e] for e in turning} == {1}
+    assert all((anywhere.on_object[e] or 0) >= 0.5 for e in turning)
+    assert {off.turned[e] for e in turning} == {0.0} and {off.on_object[e] for e in turning} == {0.0}
 
 
 def test_removal_and_exchange_separate_both(clean: EvidenceRecord, cheats: EvidenceRecord) -> None:

@@ -245,7 +245,7 @@ def test_mosaics_give_numbers_or_a_sentence(head: str, name: str) -> None:
     entry = metrics.get(name)
     pictures = Batch(tuple("abcdefgh"), images(8))
     centre(model.module, pictures.images)
-    gallery = ImagePool(model, ("gradcam",), lambda _: pictures, None, {"seed": 0})
+    gallery = ImagePool(model, ("gradcam",), lambda _: pictures, None, {"seed": 0}, lambda _: [pictures])
     assert entry.call is not None
     try:
         result = entry.call(entry.function, gallery, {"confident": 0.0})

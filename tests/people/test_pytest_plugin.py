@@ -76,8 +76,8 @@ def test_fine(heatproof_run):
     assert code == 1 and "5 failed, 1 passed" in output
     for pattern in (
         r"assert layercam does not follow the network \(no better than its control maps; .*n = 100\)",
-        r"assert pneumonia: looks elsewhere; .*n = 50\)",
-        r"assert the network looks elsewhere \(The network does not look at the annotated object on",
+        r"assert pneumonia: uses something else; .*n = 50\)",
+        r"assert the network uses something else \(The network uses something other than the object for pneu",
         r"assert insertion.gradcam >= 0.9: does not hold, 0\.\d+ \(n = 100\) gradcam / epoch02",
         r"unknown method in this verdict: 'gradcan'; did you mean 'gradcam'",
     ):

@@ -11,10 +11,11 @@ from heatproof.report.gallery import choose_front, front_images
 from heatproof.report.page import NO_METHOD, ReportPage, next_steps, read_report
 from heatproof.report.pieces import Section
 from heatproof.store import RunFolder
-from heatproof.verdict.answers import ClassAnswer, MethodAnswer, NetworkAnswer, Test, Verdict
+from heatproof.verdict.answers import MethodAnswer, NetworkAnswer, Verdict
 from heatproof.verdict.data import RunData, read_run
 from heatproof.verdict.judge import judge
-from made_run import make_run
+from heatproof.verdict.uses import network_answer
+from made_run import made_record, make_run
 
 
 @pytest.fixture(scope="module")
@@ -89,14 +90,13 @@ def test_what_is_undecided_becomes_a_step_for_each_reason() -> None:
     assert "Not asked." in steps
 
 
-def test_a_network_that_looks_elsewhere_and_an_alarm_are_steps() -> None:
-    away = Test("pointing", "peak above chance", "no", -0.1, -0.2, 0.0, 40)
-    network = NetworkAnswer("no", "no", (ClassAnswer(0, "cat", "no", away),), ("a",), away)
+def test_a_network_that_uses_something_else_and_an_alarm_are_steps() -> None:
+    network = network_answer(made_record(("no", "yes"), classes=("cat", "dog")))
     alarms = [
         {"name": "collapse", "checkpoint": at, "sentence": f"At {at}."} for at in ("epoch01", "epoch02")
     ]
     steps = steps_of(verdict(MethodAnswer("a", "yes"), network=network, alarms=tuple(alarms)))
-    assert any("uses for cat" in step and "verdict RUN --album" in step for step in steps)
+    assert any("judged what it uses for cat: see What the network uses" in step for step in steps)
     assert "Check the training (collapse at epoch02): At epoch02." in steps
     assert not any("epoch01" in step for step in steps)
     earlier = steps_of(verdict(MethodAnswer("a", "yes"), alarms=tuple(alarms[:1])))
@@ -109,6 +109,8 @@ def test_both_questions_have_a_short_answer(data: RunData) -> None:
 
     front = page(verdict(MethodAnswer("a", "yes"), MethodAnswer("b", "no")))
     assert (front.followed, front.looked) == ("Yes: 1 of 2 methods", "Not tested")
-    there = Test("pointing", "peak", "yes", 0.4, 0.3, 0.5, 40)
-    other = page(verdict(MethodAnswer("a", "undecided"), network=NetworkAnswer("yes", "yes", test=there)))
-    assert (other.followed, other.looked) == ("Undecided for 1 method", "Yes (n = 40)")
+    short = {"yes": "The object", "no": "Something other than the object", "undecided": "Undecided"}
+    for answer, text in short.items():
+        network = network_answer(made_record((answer, answer)))
+        other = page(verdict(MethodAnswer("a", "undecided"), network=network))
+        assert (other.followed, other.looked) == ("Undecided for 1 method", text)

@@ -33,10 +33,10 @@ def data(run: RunFolder) -> RunData:
 @pytest.fixture(scope="module")
 def verdict() -> Verdict:
     vote = Test("specificity_weights", "better than untrained", "yes", 0.4, 0.3, 0.5, 60, votes=True)
-    there = Test("pointing", "peak above chance", "yes", 0.00001, float("nan"), float("nan"), 40)
-    classes = (ClassAnswer(0, CLASSES[0], "yes", there),)
+    there = Test("transplant", "turned", "undecided", 0.00001, float("nan"), float("nan"), 40, votes=True)
+    classes = (ClassAnswer(0, CLASSES[0], "yes", (there,)),)
     methods = (MethodAnswer("gradcam", "yes", (vote,)), MethodAnswer("lime(samples=9)", "no", (), note="a|b"))
-    return Verdict("epoch02", methods, NetworkAnswer("yes", "yes", classes, ("gradcam",), there))
+    return Verdict("epoch02", methods, NetworkAnswer("yes", classes, ("gradcam",), is_tested=True))
 
 
 def test_the_hub_reads_the_results(data: RunData, verdict: Verdict) -> None:
@@ -54,7 +54,8 @@ def test_the_hub_reads_the_results(data: RunData, verdict: Verdict) -> None:
         "method": "gradcam", "n": 60, "low": 0.3, "high": 0.5,
     }  # fmt: skip
     assert entries["accuracy", None].metric_value == pytest.approx(0.8)
-    assert entries["pointing", None].metric_value == pytest.approx(0.00001)
+    assert entries["transplant", None].metric_value == pytest.approx(0.00001)
+    assert entries["looks-there", None].metric_value == "yes"
     assert {entry.task_type for entry in card.data.eval_results} == {"image-classification"}
     again = hub.ModelCard(str(card))  # as the hub writes it
     assert len(again.data.eval_results) == len(card.data.eval_results)

@@ -223,11 +223,11 @@ def test_different_images_have_no_groups_and_old_folders_are_read(tmp_path: Path
 @pytest.mark.parametrize(("distinct", "answer"), [(100, "yes"), (3, "undecided")])
 def test_a_verdict_needs_distinct_images(tmp_path: Path, distinct: int, answer: str) -> None:
     def values(metric: str, method: str, random: np.random.Generator) -> np.ndarray:
-        return random.normal(0.6 if metric != "pointing" else 0.9, 0.1, 100)
+        return random.normal(0.6, 0.1, 100)
 
     random = np.random.default_rng(0)
     thumbnails = random.integers(0, 256, (distinct, 32, 32, 3), dtype=np.uint8)[np.arange(100) % distinct]
-    tests = ("specificity_weights", "specificity_place", "pointing")
+    tests = ("specificity_weights", "specificity_place")
     run = make_run(tmp_path, values, images=100, metrics=tests, maps=False, thumbnails=thumbnails)
     by = FollowRule(informative=-math.inf, yes=0.1, no=0.0)
     verdict = judge(read_run(run), by)
@@ -235,8 +235,7 @@ def test_a_verdict_needs_distinct_images(tmp_path: Path, distinct: int, answer: 
     (votes,) = {test.n for method in verdict.methods for test in method.tests if test.votes}
     assert votes <= 2 * distinct  # a group for each explained class
     if answer == "undecided":
-        assert "30 are needed" in verdict.methods[0].note and verdict.network.test
-        assert verdict.network.test.n == votes
+        assert "30 are needed" in verdict.methods[0].note
 
 
 @pytest.mark.parametrize(

@@ -211,17 +211,16 @@ def test_voxels_of_one_size_in_a_run(study: Path, tmp_path: Path) -> None:
     assert (batch.images[0] - batch.images[1]).abs().mean() < 0.03
 
 
-def test_an_album_and_a_contrast_test_are_of_pictures(run: RunFolder) -> None:
-    from heatproof.verdict.album import make_album
-
+def test_evidence_and_a_contrast_test_are_of_images(run: RunFolder) -> None:
     from heatproof.contrast import make_pair
+    from heatproof.metrics.interventions import evidence
 
     net = torch.nn.Sequential(
         torch.nn.Conv3d(1, 2, 1), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool3d(1), torch.nn.Flatten()
     )
     volumes = torch.rand(4, 1, 4, 8, 8)
-    with pytest.raises(InputError, match="an album needs images"):
-        make_album(net, volumes, hp.explain(net, volumes, "gradcam", targets=1))
+    with pytest.raises(InputError, match="need 2D images, and these are volumes"):
+        evidence([0, 1, 0, 1], model=net, images=volumes)
     with pytest.raises(InputError, match="plants its token in images"):
         make_pair(net, volumes, [0, 1, 0, 1])
 

@@ -136,10 +136,10 @@ def test_a_disk_that_fills_up_keeps_what_was_written(tmp_path: Path, monkeypatch
     study, out = make_study(tmp_path), tmp_path / "out"
     write, written = RunFolder.write_unit, []
 
-    def full(self: RunFolder, unit: engine.Any, *rest: engine.Any) -> None:
+    def full(self: RunFolder, unit: engine.Any, *rest: engine.Any, **more: engine.Any) -> None:
         if len(written) == 3:
             raise StoreError(f"cannot write {self.path}: the disk is full; free some space and start again")
-        write(self, unit, *rest)
+        write(self, unit, *rest, **more)
         written.append(unit.hash)
 
     with monkeypatch.context() as patched, pytest.raises(StoreError, match="the disk is full"):

@@ -274,11 +274,11 @@ def test_a_killed_study_goes_on_and_ends_the_same(
 
     original, written = RunFolder.write_unit, []
 
-    def dies(self: RunFolder, unit: Any, *args: Any) -> None:
+    def dies(self: RunFolder, unit: Any, *args: Any, **more: Any) -> None:
         if len(written) == 3:
             raise KeyboardInterrupt
         written.append(unit)
-        original(self, unit, *args)
+        original(self, unit, *args, **more)
 
     monkeypatch.setattr(RunFolder, "write_unit", dies)
     with pytest.raises(KeyboardInterrupt):

@@ -31,7 +31,7 @@ from heatproof.verdict.data import read_run
 from heatproof.verdict.follow import FollowRule, decided, holm, p_above
 from heatproof.verdict.gate import check
 from heatproof.verdict.judge import FILE, IGNORES_WEIGHTS, judge
-from made_run import CLASSES, EVIL, METHODS, Values, make_run
+from made_run import CLASSES, EVIL, METHODS, Values, made_record, make_run
 from research.calibration.thresholds import rates_alone
 from tiny_study import make_study
 
@@ -39,19 +39,16 @@ ROOT = Path(__file__).parents[2]
 TESTS = ("specificity_weights", "specificity_place")
 REAL = METHODS[:3]
 ANY = FollowRule(informative=-math.inf, yes=0.1, no=0.0)  # judges also where no map stands out
-SHOWN, HIDDEN = 0.9, 0.02  # how often a peak lies on the object; by chance 0.2
 
 
 def heatproof(*arguments: object) -> Result:
     return CliRunner().invoke(main, [*map(str, arguments)])
 
 
-def scores(level: Mapping[str, float] | float = 0.6, lie: float = SHOWN) -> Values:
-    """How far maps lie above their shadows, by method, and how often their peaks lie on the object."""
+def scores(level: Mapping[str, float] | float = 0.6) -> Values:
+    """How far maps lie above their shadows, by method."""
 
     def values(metric: str, method: str, random: np.random.Generator) -> np.ndarray:
-        if metric == "pointing":
-            return (random.random(100) < (lie if method in REAL else 0.2)).astype(float)
         own = level if isinstance(level, float) else level.get(method, 0.6)
         return random.normal(own, 0.1, 100)
 
@@ -59,7 +56,8 @@ def scores(level: Mapping[str, float] | float = 0.6, lie: float = SHOWN) -> Valu
 
 
 def verdict_on(folder: Path, values: Values, by: FollowRule | None = None, **options: Any) -> Verdict:
-    options = {"metrics": (*TESTS, "pointing"), "maps": False, "images": 100, **options}
+    """The verdict on a run whose network uses the object, unless another record of evidence is given."""
+    options = {"metrics": TESTS, "maps": False, "images": 100, "evidence": made_record(), **options}
     return judge(read_run(make_run(folder, values, **options)), by)
 
 
@@ -67,75 +65,41 @@ def verdict_on(folder: Path, values: Values, by: FollowRule | None = None, **opt
 
 
 @pytest.mark.parametrize("follows", ["yes", "no"])
-@pytest.mark.parametrize("lie", ["yes", "no"])
-def test_the_four_headlines(tmp_path: Path, follows: str, lie: str) -> None:
-    values = scores(0.6 if follows == "yes" else -0.6, SHOWN if lie == "yes" else HIDDEN)
-    verdict = verdict_on(tmp_path / "run", values, ANY)
+@pytest.mark.parametrize("uses", ["yes", "no", "undecided"])
+def test_headlines_and_levels(tmp_path: Path, follows: str, uses: str) -> None:
+    values = scores(0.6 if follows == "yes" else -0.6)
+    verdict = verdict_on(tmp_path / "run", values, ANY, evidence=made_record((uses, uses)))
     assert {m.follows for m in verdict.methods} == {follows}
-    assert verdict.headline == HEADLINES[follows, lie] and verdict.network.maps_lie == lie
-    level = {("yes", "yes"): "clear", ("yes", "no"): "care"}.get((follows, lie), "stop")
-    assert verdict.level == level
-    assert verdict.network.looks_there == (lie if follows == "yes" else "undecided")
-    if follows == "no":
-        assert "undecided, because no method follows it; the maps" in verdict.sentence
+    answer = "undecided" if (follows, uses) == ("no", "yes") else uses  # which needs maps that follow
+    assert verdict.network.answer == answer and verdict.headline.startswith(HEADLINES[follows, answer])
+    assert verdict.level == {("yes", "yes"): "clear", ("yes", "undecided"): "care"}.get(
+        (follows, answer), "stop"
+    )
+    assert verdict.network.note in verdict.sentence
+    if (follows, uses) == ("no", "yes"):
+        assert verdict.network.note.endswith("no method whose maps chose the patches follows the network")
 
 
-def test_location_of_maps_does_not_change_whether_they_follow(tmp_path: Path) -> None:
-    """The worst plausibility there can be: a finding about the network, not about its maps."""
-    verdict = verdict_on(tmp_path / "run", scores(0.6, lie=0.0))
-    assert {m.follows for m in verdict.methods} == {"yes"} and verdict.level == "care"
-    assert {label.looks_there for label in verdict.network.classes} == {"no"}
-    assert verdict.sentence.endswith(f" on {', '.join(CLASSES)}.")
-    assert verdict.headline == HEADLINES["yes", "no"]
-    good = verdict_on(tmp_path / "good", scores(0.6, lie=1.0))
-    assert [m.follows for m in verdict.methods] == [m.follows for m in good.methods]
+def test_what_the_network_uses_does_not_change_whether_its_maps_follow(tmp_path: Path) -> None:
+    """A finding about the network, not about its maps."""
+    wrong = verdict_on(tmp_path / "run", scores(), evidence=made_record(("no", "no")))
+    assert {m.follows for m in wrong.methods} == {"yes"} and wrong.headline == HEADLINES["yes", "no"]
+    good = verdict_on(tmp_path / "good", scores())
+    assert wrong.methods == good.methods and good.headline == HEADLINES["yes", "yes"]
 
 
-def test_one_class_that_looks_elsewhere_is_enough(tmp_path: Path) -> None:
-    def values(metric: str, method: str, random: np.random.Generator) -> np.ndarray:
-        values = scores()(metric, method, random)
-        return np.where(np.arange(100) % 2 == 0, values, 0.0) if metric == "pointing" else values
-
-    network = verdict_on(tmp_path / "run", values).network
-    assert [label.looks_there for label in network.classes] == ["yes", "no"] and network.looks_there == "no"
-    assert network.read_from == REAL and set(network.context) == {"edges"}
-    assert network.test is not None and network.test.answer == "yes", "all pictures together hide it"
+def test_one_class_for_which_something_else_is_used_is_enough(tmp_path: Path) -> None:
+    network = verdict_on(tmp_path / "run", scores(), evidence=made_record(("yes", "no"))).network
+    assert [label.answer for label in network.classes] == ["yes", "no"] and network.answer == "no"
+    assert network.read_from == ("gradcam",)
+    assert network.note.startswith(f"The network uses something other than the object for {CLASSES[1]}: ")
+    assert f"50 of 50 '{CLASSES[1]}' images contain patches such as these off the object" in network.note
 
 
-def test_where_a_floor_lies_there_as_well_the_verdict_says_so(tmp_path: Path) -> None:
-    def values(metric: str, method: str, random: np.random.Generator) -> np.ndarray:
-        values = scores()(metric, method, random)
-        return np.ones(100) if (metric, method) == ("pointing", "edges") else values
-
-    verdict = verdict_on(tmp_path / "run", values)
-    assert verdict.network.looks_there == "yes" and verdict.network.as_well == ["edges"]
-    assert "100 images" in verdict.network.note and "Control maps (edges)" in verdict.sentence
-    assert verdict_on(tmp_path / "plain", scores()).network.as_well == []
-    away = verdict_on(tmp_path / "away", scores(0.6, HIDDEN))
-    assert away.network.as_well == [], "nothing lies there"
-
-
-@pytest.mark.parametrize("share", [1.0, 0.98, 0.93])
-def test_position_is_not_judged_where_annotations_cover_the_image(tmp_path: Path, share: float) -> None:
-    def values(metric: str, method: str, random: np.random.Generator) -> np.ndarray:
-        hits = (random.random(100) < (1.0 if method in REAL else share)).astype(float)
-        return hits if metric == "pointing" else scores()(metric, method, random)
-
-    verdict = verdict_on(tmp_path / "run", values)
-    assert verdict.network.looks_there == "undecided" and verdict.headline == HEADLINES["yes", "undecided"]
-    assert {label.looks_there for label in verdict.network.classes} == {"undecided"}
-    assert "annotations cover too much of the image, `random` hits" in verdict.network.note
-
-
-def test_position_is_not_judged_on_a_class_whose_annotations_cover_the_image(tmp_path: Path) -> None:
-    def values(metric: str, method: str, random: np.random.Generator) -> np.ndarray:
-        values = scores()(metric, method, random)
-        return np.where(np.arange(100) % 2, values, 1.0) if metric == "pointing" else values
-
-    verdict = verdict_on(tmp_path / "run", values)
-    assert [label.looks_there for label in verdict.network.classes] == ["undecided", "yes"]
-    assert verdict.network.looks_there == "yes" and verdict.level == "clear"
-    assert verdict.network.note.endswith(f"{CLASSES[0]}, where annotations cover too much of the image")
+def test_a_yes_needs_a_method_that_chose_the_patches_and_follows(tmp_path: Path) -> None:
+    record = made_record(methods=("layercam",))
+    verdict = verdict_on(tmp_path / "run", scores({"layercam": -0.3}), evidence=record)
+    assert verdict.follow == "yes" and verdict.network.answer == "undecided" and verdict.level == "care"
 
 
 def test_a_low_accuracy_stands_in_the_headline(tmp_path: Path) -> None:
@@ -147,7 +111,7 @@ def test_a_low_accuracy_stands_in_the_headline(tmp_path: Path) -> None:
     fair = verdict_on(tmp_path / "fair", scores(), wrong=0.2)
     assert fair.headline == HEADLINES["yes", "yes"] and fair.level == "clear"
     wrong = verdict_on(tmp_path / "wrong", scores(-0.6), ANY, wrong=0.3)
-    assert wrong.headline == HEADLINES["no", "yes"], "what maps do not follow needs no further doubt"
+    assert wrong.headline == HEADLINES["no", "undecided"], "what maps do not follow needs no further doubt"
     assert "Only 70% of the predictions match the labels" in wrong.sentence
 
 
@@ -173,21 +137,21 @@ def test_a_class_on_which_nothing_could_tell_is_named_and_undecided(tmp_path: Pa
     verdict = verdict_on(tmp_path / "run", values)
     assert {m.follows for m in verdict.methods} == {"yes"}
     assert all(m.note.startswith(f"judged without {CLASSES[0]}") for m in verdict.methods)
-    assert [label.looks_there for label in verdict.network.classes] == ["undecided", "yes"]
-    assert verdict.network.test is not None and verdict.network.test.n == 50
-    assert "50 images" in verdict.sentence
+    (numbers,) = {test.n for m in verdict.methods for test in m.tests if test.votes}
+    assert numbers == 50
 
 
 def test_each_method_has_its_own_answer(tmp_path: Path) -> None:
-    verdict = verdict_on(tmp_path / "run", scores({"gradcam": 0.6, "layercam": -0.3}), metrics=TESTS)
-    assert [m.follows for m in verdict.methods] == ["yes", "no", "yes"] and verdict.level == "clear"
+    verdict = verdict_on(tmp_path / "run", scores({"gradcam": 0.6, "layercam": -0.3}), evidence=None)
+    assert [m.follows for m in verdict.methods] == ["yes", "no", "yes"] and verdict.level == "care"
     answers = "gradcam and lime(samples=9) follow the network. layercam does not follow the network. "
     assert verdict.sentence.startswith(answers) and "was not tested" in verdict.sentence
-    assert verdict.sentence.endswith("pointing or structure_score.")
+    assert verdict.sentence.endswith("add the metric evidence to the run.")
     tests = [(t.name, t.answer, t.votes, t.n) for t in verdict.methods[1].tests]
     assert tests == [(name, "no", True, 100) for name in TESTS]
     assert verdict.methods[1].note == "no better than its control maps"
-    assert verdict.network.read_from == () and verdict.headline == HEADLINES["yes", "undecided"]
+    assert verdict.network.read_from == () and not verdict.network.is_tested
+    assert verdict.headline == f"{HEADLINES['yes', 'undecided']}; what it uses was not tested"
 
 
 def test_blank_maps_are_counted_beside_the_others(tmp_path: Path) -> None:
@@ -260,7 +224,7 @@ def test_which_metrics_vote_is_a_fact_of_the_registry() -> None:
 def undecided(verdict: Verdict) -> set[str]:
     """The notes of methods, none of which was decided."""
     assert {m.follows for m in verdict.methods} == {"undecided"} and verdict.headline == UNDECIDED
-    assert verdict.level == "thin" and verdict.network.looks_there == "undecided"
+    assert verdict.level == "thin" and verdict.network.answer == "undecided"
     return {m.note for m in verdict.methods}
 
 
@@ -316,7 +280,6 @@ def test_answers_that_are_nan_in_every_test_decide_nothing(tmp_path: Path) -> No
 
     verdict = verdict_on(tmp_path / "run", nothing)
     assert undecided(verdict) == {"the test is defined on 0 images, 30 are needed"}
-    assert "no method follows it" in verdict.sentence
 
 
 def test_real_networks_without_numbers_or_skill(tmp_path: Path) -> None:
@@ -384,7 +347,10 @@ def test_yes_needs_both_numbers_above_and_no_needs_one_below() -> None:
 
 
 def test_the_file_has_the_published_form(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", scores(), metrics=(*TESTS, "pointing"), maps=False, cscores=(0.6, 0.01))
+    run = make_run(
+        tmp_path / "run", scores(), metrics=TESTS, maps=False, cscores=(0.6, 0.01),
+        evidence=made_record(recurring=True),
+    )  # fmt: skip
     result = heatproof("verdict", run.path, "--json")
     text = (run.path / FILE).read_text(encoding="utf-8")
     content = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
@@ -394,29 +360,34 @@ def test_the_file_has_the_published_form(tmp_path: Path) -> None:
         "schema", "headline", "sentence", "checkpoint", "methods", "network", "labels", "alarms", "notes",
         "warnings", "rates",
     ]  # fmt: skip
-    assert content["schema"] == 1 and content["headline"] == HEADLINES["yes", "yes"]
+    assert content["schema"] == 2 and content["headline"] == HEADLINES["yes", "yes"]
     assert [set(answer) for answer in content["methods"]] == [
         {"method", "follows", "blank", "note", "tests"}
     ] * 3
     assert {answer["follows"] for answer in content["methods"]} == {"yes"}
     numbers = {"name", "title", "answer", "value", "low", "high", "n", "threshold", "votes", "rates"}
     assert all(set(test) == numbers for answer in content["methods"] for test in answer["tests"])
-    assert {"looks_there", "classes"} <= set(content["network"]) and set(content["network"]["classes"]) == {
-        *CLASSES
-    }
-    assert {answer["looks_there"] for answer in content["network"]["classes"].values()} == {"yes"}
+    network = content["network"]
+    assert list(network) == [
+        "answer", "read_from", "has_regions", "is_tested", "inputs", "note", "rates", "classes", "evidence",
+    ]  # fmt: skip
+    assert network["answer"] == "yes" and list(network["classes"]) == [*CLASSES]
+    for label, of in enumerate(network["classes"].values()):
+        assert (of["label"], of["answer"]) == (label, "yes")
+        assert all(set(test) == numbers and test["votes"] for test in of["tests"])
+    assert [item["label"] for item in network["evidence"]] == [0, 1]
     assert {alarm["name"] for alarm in content["alarms"]} == {"attribution collapse"}
-    assert Verdict("a", (), NetworkAnswer("undecided")).as_json()["network"]["test"] is None
+    assert Verdict("a", (), NetworkAnswer("undecided")).as_json()["network"]["classes"] == {}
 
 
 def test_the_command_says_what_the_file_says(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", scores(), metrics=(*TESTS, "pointing"), maps=False)
+    run = make_run(tmp_path / "run", scores(), metrics=TESTS, maps=False, evidence=made_record())
     output = heatproof("verdict", run.path).output
     for word in (
         HEADLINES["yes", "yes"],
         *REAL,
         "follows",
-        "looks at the object",
+        "uses the object",
         "95 % interval",
         f"{FILE}",
     ):
@@ -452,14 +423,10 @@ def test_a_run_in_python_keeps_its_verdict(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """gradcam and lime follow, layercam does not; the network looks there for the first class alone."""
-
-    def values(metric: str, method: str, random: np.random.Generator) -> np.ndarray:
-        values = scores({"layercam": -0.3})(metric, method, random)
-        return np.where(np.arange(100) % 2 == 0, values, 0.0) if metric == "pointing" else values
-
-    folder = tmp_path_factory.mktemp("gate") / "run"
-    return make_run(folder, values, metrics=(*TESTS, "pointing"), images=100, maps=False)
+    """gradcam and lime follow, layercam does not; the network uses the object for the first class alone."""
+    folder, record = tmp_path_factory.mktemp("gate") / "run", made_record(("yes", "no"))
+    values = scores({"layercam": -0.3})
+    return make_run(folder, values, metrics=TESTS, images=100, maps=False, evidence=record)
 
 
 @pytest.mark.parametrize(
@@ -474,13 +441,15 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
         ("follows", False, "layercam at epoch02: no"),
         ("looks-there 0", True, ""),
         (f"looks-there '{CLASSES[0]}'", True, ""),
-        ("looks-there 1", False, f"{CLASSES[1]} at epoch02: no (The network does not look at"),
+        ("looks-there 1", False, f"{CLASSES[1]} at epoch02: no (The network uses something other"),
         ("looks-there", False, f"{CLASSES[1]} at epoch02: no"),
+        ("no-shortcut", False, "network at epoch02: no (The network uses something other than the object"),
+        ("no-shortcut@all", False, "network at epoch0"),
     ],
 )
 def test_rules_ask_the_verdict(judged: RunFolder, rule: str, holds: bool, reason: str) -> None:
     result = check(judged, [rule])[1]
-    assert result.holds is holds and len(result.reasons) == (not holds)
+    assert result.holds is holds and len(result.reasons) == (not holds) * (2 if "shortcut@" in rule else 1)
     assert all(text.startswith(reason) for text in result.reasons)
     assert result.n == (50 if rule.startswith("looks") else 100)
     assert heatproof("gate", judged.path, "--rule", rule).exit_code == (not holds)
@@ -502,7 +471,9 @@ def test_rules_of_the_verdict_refuse_names_and_small_numbers(judged: RunFolder, 
     bare = make_run(tmp_path / "bare", scores(), metrics=(), maps=False)
     for rule, why in (
         ("follows", "add specificity"),
-        ("looks-there 0", "needs images with boxes or masks"),
+        ("looks-there 0", "add the metric evidence"),
+        ("looks-there", "add the metric evidence"),
+        ("no-shortcut", "add the metric evidence"),
     ):
         result = check(bare, [rule])[1]
         assert not result.holds and result.n == 0 and why in result.reasons[0]
@@ -514,7 +485,7 @@ def test_rules_and_claims_say_what_is_missing(tmp_path: Path) -> None:
         check(bare, ["cscore.dog >= 0.5"])
     claim = judge(read_run(bare)).looks_there("pneumonia")
     assert not claim
-    assert re.search(r"pneumonia: undecided, because no class was judged .* boxes or masks", repr(claim))
+    assert re.search(r"pneumonia: undecided, because no class was judged .* metric evidence", repr(claim))
 
 
 # --- names on pages -----------------------------------------------------------------------------------------
@@ -540,8 +511,8 @@ def test_evil_names_are_shown_in_the_verdict_and_never_run(tmp_path: Path) -> No
     """On the page, on the dashboard and in a notebook."""
     methods = (EVIL[0], EVIL[1], *METHODS)
     run = make_run(
-        tmp_path / "run", scores(), metrics=(*TESTS, "pointing"), methods=methods, images=40, maps=False,
-        cscores=(0.6, 0.01),
+        tmp_path / "run", scores(), metrics=TESTS, methods=methods, images=40, maps=False,
+        cscores=(0.6, 0.01), evidence=made_record(("no", "no"), recurring=True),
     )  # fmt: skip
     data = read_run(run)
     verdict = judge(data)

@@ -15,9 +15,10 @@ import msgspec
 import numpy as np
 from PIL import Image
 
+from heatproof.disk import valid_unicode
 from heatproof.metrics.results import PerClass
 
-SCHEMA, FOLDER = 1, "evidence"  # FOLDER: in a run folder, a file for each unit
+SCHEMA, FOLDER = 1, "evidence"  # FOLDER: in a run folder, a file for each checkpoint
 Numbers = tuple[float | None, ...]  # by donor; None where undefined
 LARGEST = 256  # pixels of the longer side of a stored image
 SUMMARY_CROPS = 3  # in verdict.json
@@ -52,7 +53,7 @@ class EvidenceItem:
     control_recipients: int  # and the same for the controls
     control_turned: int
     recurring: bool = False  # whether near-identical patches stand in several images
-    on_object: float | None = None  # mean share of the patches that lies in the annotated region
+    on_object: float | None = None  # mean share of the patches in the region, or of its parts in them
     painted: int = 0  # donors whose patch was painted over,
     changed: int = 0  # of them, those whose answer then changes,
     changed_elsewhere: int = 0  # and those whose answer changes if the control window is painted over
@@ -214,7 +215,7 @@ class EvidenceRecord:
             both = np.array([self.exchange.pointing, self.exchange.inside], float).mean(0)[own]
             parts["exchange"] = float(np.nanmean(both)) if np.isfinite(both).any() else math.nan
         value = float(((turned >= HALF) * 1.0 - (control >= HALF))[known].mean()) if known.any() else math.nan
-        reason = "" if known.any() else "no window lies off the object"
+        reason = "" if known.any() else "no donor has a map with a window off the object"
         return PerClass(value, int(own.sum()), reason=reason, parts=parts)
 
     def class_name(self, label: int) -> str:
@@ -232,7 +233,7 @@ class EvidenceRecord:
 
 def evidence_file(folder: Path, checkpoint: str) -> Path:
     """The file of a checkpoint's record in a run folder."""
-    return folder / FOLDER / f"{quote(checkpoint, safe='')}.json"
+    return folder / FOLDER / f"{quote(valid_unicode(checkpoint), safe='')}.json"
 
 
 def png(image: np.ndarray) -> str:

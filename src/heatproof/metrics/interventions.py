@@ -4,8 +4,9 @@ A donor is a correctly answered image x of class c with a map of c; its recipien
 images of other classes (8, drawn by the seed). O is the annotated object, where there is one.
 
     transplant   P: the K x K window with the largest mean of the map, of those of which less than 35 % lies
-                 in O. turned(P) = share of R whose answer becomes c when P is pasted at its own position.
-                 Control: a random window of the same image under the same rule.
+                 in O, and that hold no pixel of a part of O smaller than the window. turned(P) = share of R
+                 whose answer becomes c when P is pasted at its own position. Control: a random window of the
+                 same image under the same rule.
     recurring    the same without the rule about O; patches with turned >= 1/2 that look alike (normalised
                  correlation of the central part of one inside the other above 0.7) form a group.
     removal      O painted over with the image's mean colour: share of donors that keep c, and the share of
@@ -31,6 +32,7 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 import torch
 from PIL import Image
+from scipy.ndimage import label as label_parts
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -98,12 +100,13 @@ def _in_a_run(function: Callable[..., Any], pool: ImagePool, options: dict[str, 
     if not batches or any(own is None for own in labels):
         raise InputError("evidence needs labels, and the images have none")
     own = [name for name in pool.methods if not is_floor(name) and not is_stored(name)]
-    return function(
+    record: EvidenceRecord = function(
         torch.cat([own for own in labels if own is not None]), model=pool.model,
         images=torch.cat([batch.images for batch in batches]), methods=own[:1] or METHODS,
         regions=torch.cat([regions_of(batch) for batch in batches]), layer=pool.layer, classes=pool.classes,
         ids=[name for batch in batches for name in batch.ids], **pool.passes, **options,
     )  # fmt: skip
+    return record
 
 
 def regions_of(batch: Batch) -> Tensor:
@@ -293,6 +296,21 @@ class Interventions:
             return torch.zeros(len(self.images), dtype=torch.bool)
         return self.regions.flatten(1).any(1).cpu()
 
+    @cached_property
+    def part_weights(self) -> Tensor:
+        """Tensor "b H W" on the host: 1 / area of the connected part of O that a pixel lies in, 0 off O.
+
+        Its sum over a window is the share of a part that the window contains. A window with pixels of a part
+        smaller than itself is never off the object, although the part fills little of it.
+        """
+        assert self.regions is not None
+        weights = np.zeros(self.regions.shape, np.float32)
+        for own, region in zip(weights, self.regions.cpu().numpy(), strict=True):
+            parts, count = label_parts(region, np.ones((3, 3)))
+            if count:
+                own[region] = 1 / np.bincount(parts[region])[parts[region]]
+        return torch.from_numpy(weights)
+
     def outcomes(self, count: int, make: Callable[[Tensor], Tensor], label: np.ndarray) -> np.ndarray:
         """Array "count 3": whether class label[j] is answered, is among the first five, and its log-odds."""
         if not count:
@@ -318,12 +336,17 @@ class Interventions:
         means = F.avg_pool2d(self.heat[:, None], k, stride=1)[:, 0].cpu()
         shares = torch.full_like(means, math.nan)
         if self.regions is not None:
-            covered = self.regions[torch.from_numpy(self.image).to(self.regions.device)].float()
-            shares = F.avg_pool2d(covered[:, None], k, stride=1)[:, 0].cpu()
-            shares[~self.annotated[torch.from_numpy(self.image)]] = math.nan
+            rows = torch.from_numpy(self.image)
+            covered = F.avg_pool2d(self.regions[rows.to(self.regions.device)].float()[:, None], k, stride=1)
+            weights = self.part_weights[rows][:, None]
+            contained = k * k * F.avg_pool2d(weights, k, stride=1)
+            shares = torch.maximum(covered.cpu(), contained.clamp(max=1))[:, 0]
+            holds_small_part = F.max_pool2d(weights, k, stride=1)[:, 0] > 1 / k**2
+            shares[~self.annotated[rows]] = math.nan
         allowed = torch.ones_like(means, dtype=torch.bool)
         if off_object and self.regions is not None:
-            allowed = shares < OFF_OBJECT  # False for NaN: an image without a region has no window
+            # False for NaN: an image without a region has no window.
+            allowed = (shares < OFF_OBJECT) & ~holds_small_part
         means = means.masked_fill(~allowed, -1)
         best = means.flatten(1).argmax(1).numpy()
         has = (means.flatten(1).amax(1) > 0).numpy()
@@ -337,9 +360,11 @@ class Interventions:
         over = shares.flatten(1).numpy()[np.arange(len(best)), best]
         corners = [(int(y), int(x)) if known else (-1, -1) for (y, x), known in zip(tops, has, strict=True)]
         partners, groups = self._alike(k, corners, own[0])
+        shares_of = [numbers(column) for column in (*own, *control)]
+        turned, top5, gain, control_turned, control_top5, control_gain = shares_of
         return PatchTest(
-            k, tuple(corners), *map(numbers, (*own, *control, own_soft, np.where(has, over, np.nan))),
-            partners, groups,
+            k, tuple(corners), turned, top5, gain, control_turned, control_top5, control_gain,
+            numbers(own_soft), numbers(np.where(has, over, np.nan)), partners, groups,
         )  # fmt: skip
 
     def _pasted(
@@ -412,7 +437,9 @@ class Interventions:
             own = np.flatnonzero((self.label == c) & (np.nan_to_num(turned) >= HALF))
             if not len(own):
                 continue
-            alike = similarities(torch.cat([self._patch(int(e), k, corners[e]) for e in own])).numpy() > ALIKE
+            alike = (
+                similarities(torch.cat([self._patch(e, k, corners[e]) for e in own.tolist()])).numpy() > ALIKE
+            )
             np.fill_diagonal(alike, True)
             partners[own] = alike.sum(1) - 1
             _, parts = connected_components(alike)
@@ -535,7 +562,7 @@ class Interventions:
     def _has_property(self, name: str, pair: Pair, files: Files) -> bool:
         """Whether both donors have the region off their object, or a file."""
         if name in FILE_TRANSFERS:
-            return bool(files) and all(files[i] is not None for i in pair[1:])
+            return files is not None and all(files[i] is not None for i in pair[1:])
         mask = region_mask(name, self.size)
         if self.regions is None or (mask is None and name != "background"):
             return True

@@ -80,8 +80,8 @@ def _metrics(data: RunData, verdict: Verdict) -> Iterator[dict[str, Any]]:
     network = verdict.network
     if network.is_tested:
         yield {"type": "looks-there", "name": "the network uses the object", "value": network.answer}
-        for answer in network.classes:
-            yield from (_metric(test, f" ({answer.name})") for test in voting(answer.tests))
+        for of in network.classes:
+            yield from (_metric(test, f" ({of.name})") for test in voting(of.tests))
 
 
 def _metric(test: Test, of: str = "", args: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,7 +39,6 @@ from heatproof.run import plan
 from heatproof.run.config import MetricRequest, read_metrics
 from heatproof.run.study import ALL_CLASSES_UP_TO
 from heatproof.store import MapStore, RunFolder
-from heatproof.store.ledger import write_record
 from heatproof.store.maps import halved, restored
 from heatproof.store.scores import StoredPredictions, anchor_probabilities, read_predictions
 from heatproof.timeline import span
@@ -298,7 +298,7 @@ def labels_of(batch: Batch) -> list[int | None]:
 
 def group_rows(
     folder: RunFolder, unit: plan.PlannedUnit, ids: Sequence[str], model: str, device: str = "cpu",
-    image_pool: Callable[[], ImagePool] | None = None,
+    image_pool: Callable[[], ImagePool] | None = None, records: dict[Path, Mapping[str, Any]] | None = None,
 ) -> list[Score]:  # fmt: skip
     """The rows of a group unit.
 
@@ -307,11 +307,14 @@ def group_rows(
         model: its name in the rows.
         device: where pairs of maps are compared.
         image_pool: for metrics that run the network.
+        records: receives further files of the unit, by path.
     """
     if unit.among:
         return list(_checkpoint_comparison(folder, unit, model, device))
     predictions = read_predictions(folder, unit.checkpoint, tuple(map(valid_unicode, ids)))
-    group = _StoredGroup(folder, unit, predictions, folder.maps(), device, image_pool)
+    group = _StoredGroup(
+        folder, unit, predictions, folder.maps(), device, image_pool, {} if records is None else records
+    )
     rows, requests = RowMaker(model, unit.checkpoint), read_metrics(unit.metrics)
     return [rows.about(method, *cell) for request in requests for method, cell in group.cells(request)]
 
@@ -373,6 +376,7 @@ class _StoredGroup:
     maps: MapStore
     device: str
     image_pool: Callable[[], ImagePool] | None = None
+    records: dict[Path, Mapping[str, Any]] = field(default_factory=dict)  # further files of the unit
 
     def cells(self, request: MetricRequest) -> Iterator[tuple[str, Cell]]:
         """By method: the numbers of a metric, or NaN with the reason."""
@@ -424,17 +428,17 @@ class _StoredGroup:
         assert self.image_pool is not None and request.entry.call is not None
         by_method: dict[str, PerImage] = {}
         why = ""
-        methods = runnable(request, self.unit.methods)
+        # A unit about the network has no methods of its own.
+        methods = runnable(request, self.unit.methods or self.folder.manifest.config["methods"])
         try:
             if methods or not request.per_method:
-                pool = self.image_pool()
-                pool = replace(pool, methods=tuple(methods) or pool.methods)
+                pool = replace(self.image_pool(), methods=tuple(methods))
                 by_method = request.entry.call(request.entry.function, pool, dict(request.options))
         except HeatproofError as error:
             why = str(error)
         if isinstance(by_method, EvidenceRecord):  # about the network, whichever maps chose its patches
             record = replace(by_method, checkpoint=self.unit.checkpoint)
-            write_record(evidence_file(self.folder.path, record.checkpoint), record.as_json(), indent=None)
+            self.records[evidence_file(self.folder.path, record.checkpoint)] = record.as_json()
             yield from (("", cell) for cell in cells(request, record.scores))
             return
         if not request.per_method:
@@ -492,7 +496,8 @@ def cells(request: MetricRequest, result: Any) -> Iterator[Cell]:
             yield label, request.text, score.value, score.reason or NOT_DEFINED * math.isnan(score.value)
             for part, value in score.parts.items():
                 if isinstance(value, float):
-                    reason = (score.reason or "there is no interval") * math.isnan(value)
+                    why = "there is no interval" if part in ("low", "high") else NOT_DEFINED
+                    reason = (score.reason or why) * math.isnan(value)
                     yield label, request.named(part), value, reason
     else:
         by_class = request.entry.level == "class"

@@ -12,6 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import groupby
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -324,8 +325,9 @@ class Worker:
         """Compute and write a unit about all images of a checkpoint, or about several checkpoints."""
         opened, pool = self.opened, partial(self.image_pool, unit)
         ids = tuple(sample.id for sample in opened.source.samples)
-        rows = group_rows(self.folder, unit, ids, opened.model_name, opened.device, pool)
-        self.folder.write_unit(unit, rows)
+        records: dict[Path, Mapping[str, Any]] = {}
+        rows = group_rows(self.folder, unit, ids, opened.model_name, opened.device, pool, records)
+        self.folder.write_unit(unit, rows, records=records)
 
 
 def _joined(parts: Sequence[Mapping[str, Maps]]) -> dict[str, Maps]:

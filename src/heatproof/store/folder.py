@@ -5,6 +5,7 @@
     images.json            hash of each image's content (SHA-256); hashes.json, a cache that saves hashing
     scores/UNIT.parquet    rows of a finished unit; UNIT.npz, thumbnails and sizes of its images
     maps/...               see maps.py
+    evidence/CHECKPOINT.json  what the metric evidence found (metrics/evidence_record.py)
     pictures/NAME.png|jpg  the images as the model saw them, NAME from the hash of the image's id
     seals/UNIT.json        checksums of the unit's files, written last: then the unit is done (see ledger.py)
     locks/                 which processes write (see ledger.py)
@@ -275,6 +276,7 @@ class RunFolder:
     def write_unit(
         self, unit: Unit, scores: Sequence[Score] = (), maps: Mapping[str, Maps] | None = None,
         pictures: Mapping[str, np.ndarray | Sheet] | None = None, seen: SeenImages | None = None,
+        records: Mapping[Path, Mapping[str, Any]] | None = None,
     ) -> None:  # fmt: skip
         """Write a finished unit: maps, images and rows, then its seal. Safe in any thread or process.
 
@@ -282,6 +284,7 @@ class RunFolder:
             maps: by the method as the rows name it.
             pictures: "H W 3" uint8 by image; those that are stored are left alone.
             seen: thumbnails and sizes of the images.
+            records: further JSON files of the unit, by path.
         """
         files: dict[Path, Content] = shard_files(self.path / "maps", unit, maps or {})
         for name in self.unstored(pictures or {}):
@@ -290,6 +293,7 @@ class RunFolder:
         if seen is not None:
             named = seen._asdict() | {"ids": np.array([valid_unicode(name) for name in seen.ids])}
             files[part.with_suffix(".npz")] = partial(save, write=np.savez, **named)
+        files |= {path: ledger.record_text(content) for path, content in (records or {}).items()}
         files[part] = partial(write_part, scores=scores, unit=unit.hash)
         with ledger.writing(self.path) as lease:
             self.ledger.forget(unit.hash)  # first: no seal may describe files that are being replaced
@@ -435,11 +439,9 @@ def inspect(path: Path) -> list[Finding]:
     expected = {file: (mark, unit) for unit, files in whole.items() for file, mark in files.items()}
     there = set(_files(path))
     for name in sorted(there | set(expected)):
-        is_picture, is_seal = (
-            name.startswith("pictures/"),
-            name.startswith("seals/") and name.endswith(".json"),
-        )
-        own = "" if is_picture else name.rpartition("/")[2].partition(".")[0]
+        is_seal = name.startswith("seals/") and name.endswith(".json")
+        is_named_otherwise = name.startswith(("pictures/", "evidence/"))  # than its unit
+        own = "" if is_named_otherwise else name.rpartition("/")[2].partition(".")[0]
         mark, unit = expected.get(name, ("", own))
         if name not in there:
             findings.append(Finding(name, "missing", unit))
@@ -447,7 +449,7 @@ def inspect(path: Path) -> list[Finding]:
             findings.append(Finding(name, "foreign: a link, not a file"))
         elif mark and digest(path / name) != mark:
             findings.append(Finding(name, "damaged", unit))
-        elif mark or is_seal or unit in damaged | left or (left and is_picture):
+        elif mark or is_seal or unit in damaged | left or (left and is_named_otherwise):
             continue  # as written, or of a unit that is not finished
         else:
             findings.append(Finding(name, "foreign: it belongs to no unit of this run"))

@@ -263,10 +263,10 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
 
 
-FOLDERS = ("scores", "maps", "pictures", "seals")
+FOLDERS = ("scores", "maps", "pictures", "evidence", "seals")
 ASIDE = "set-aside"
 CHECKSUM = '"checksum": "'
-OWN = re.compile(r"(scores|maps(/[\w-]+)?|pictures)/\w[\w.-]*")  # what a seal may name
+OWN = re.compile(r"(scores|maps(/[\w-]+)?|pictures)/\w[\w.-]*|evidence/[\w%.~-]+")  # what a seal may name
 
 
 class DamagedError(StoreError):
@@ -305,8 +305,13 @@ _verified: dict[str, tuple[Any, ...]] = {}
 
 def write_record(path: Path, content: Mapping[str, Any], lease: str = "", indent: int | None = 1) -> None:
     """Write a JSON file whose first entry is the SHA-256 of all that follows."""
+    write_whole({path: record_text(content, indent)}, lease)
+
+
+def record_text(content: Mapping[str, Any], indent: int | None = None) -> str:
+    """The text of a record, with its checksum."""
     rest = json.dumps(content, indent=indent, default=str)[1:] + "\n"
-    write_whole({path: f'{{{CHECKSUM}{hash_of(rest)}",{rest}'}, lease)
+    return f'{{{CHECKSUM}{hash_of(rest)}",{rest}'
 
 
 def known_record(path: Path) -> dict[str, Any] | None:
@@ -454,7 +459,11 @@ class Ledger:
         """Parts, indexes and shards that exist, as a seal names them."""
         root = self.root.parent
         shards = [f"maps/{entry.name}" for entry in _entries(root / "maps") if entry.is_dir()]
-        return {f"{name}/{e.name}" for name in ("scores", "maps", *shards) for e in _entries(root / name)}
+        return {
+            f"{name}/{e.name}"
+            for name in ("scores", "maps", "evidence", *shards)
+            for e in _entries(root / name)
+        }
 
     def forget(self, unit: str) -> None:
         path = self.root / f"{unit}.json"

@@ -297,7 +297,7 @@ def _epoch(
             logits = model.forward(inputs.images)
         loss = cross_entropy(plan.phase, logits, inputs.labels, plan.weights)
         if plan.phase.penalty is not None:
-            loss = loss + plan.phase.penalty(TrainedBatch(model, *inputs, logits, taken.outputs))
+            loss = loss + plan.phase.penalty(TrainedBatch(model, *inputs, logits, taken))
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         if plan.phase.clip is not None:

@@ -113,6 +113,7 @@ class ClassAnswer:
     name: str
     answer: Answer
     tests: tuple[Test, ...]
+    members: Mapping[int, str] = field(default_factory=dict)  # names of all classes judged together
 
     @property
     def test(self) -> Test:
@@ -274,11 +275,12 @@ class Verdict:
         if name is None:
             why = f" ({network.note})" if network.note else ""
             return Claim(network.answer == "yes", f"the network {USES[network.answer]}{why}")
-        classes = {key_of(answer.name): answer for answer in network.classes}
+        classes = {key_of(n): answer for answer in network.classes for n in answer.members.values()}
+        classes |= {key_of(answer.name): answer for answer in network.classes}
         if not classes:
             return Claim(False, f"{name}: undecided, because no class was judged ({network.note})")
         if key_of(name) not in classes:
-            known = [answer.name for answer in network.classes]
+            known = [n for answer in network.classes for n in answer.members.values() or (answer.name,)]
             raise UnknownNameError("class with an answer in this verdict:", name, known)
         answer = classes[key_of(name)]
         return Claim(answer.answer == "yes", str(answer))
@@ -287,8 +289,9 @@ class Verdict:
     def no_shortcut(self) -> Claim:
         """Whether the interventions found no shortcut: none surely off the object, none that recurs."""
         network = self.network
-        holds = network.is_tested and network.answer != "no" and not network.recurring
-        return Claim(holds, network.note or "no evidence off the object was found")
+        unexplained = network.recurring if network.answer == "undecided" else []
+        holds = network.is_tested and network.answer != "no" and not unexplained
+        return Claim(holds, network.note)
 
     def as_json(self) -> dict[str, Any]:
         """The content of verdict.json; NaN becomes null."""

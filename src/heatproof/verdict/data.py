@@ -20,7 +20,7 @@ from heatproof.disk import valid_unicode
 from heatproof.errors import InputError, StoreError, did_you_mean
 from heatproof.images.duplicates import near_duplicates
 from heatproof.images.findings import entry_id, finding_name
-from heatproof.metrics.evidence_record import EvidenceRecord, evidence_file
+from heatproof.metrics.evidence_record import FOLDER, EvidenceRecord, evidence_file
 from heatproof.metrics.results import PerClass
 from heatproof.metrics.stats import above_floors, mean_interval
 from heatproof.registry import parse_call
@@ -260,6 +260,12 @@ class RunData:
     def evidence(self) -> EvidenceRecord | None:
         """The interventions at this checkpoint; None if there were none."""
         return read_evidence(self.folder, self.checkpoint)
+
+    @property
+    def evidence_missing(self) -> str:
+        """Why the metric evidence left no record; "" if the run does not have it."""
+        cells = [c for (name, m), c in self.whole.items() if not m and name.partition("(")[0] == FOLDER]
+        return next((cell.reason or "its file is missing; run the study again" for cell in cells), "")
 
     def class_name(self, label: int | None) -> str:
         other = f"class {label}" if label is None or label >= 0 else "not there"

@@ -42,6 +42,7 @@ from heatproof.verdict.rules import (
 )
 from heatproof.verdict.trajectory import Trajectory, class_names, models, ordered
 
+NO_DONOR = "none of its images could be tested: the network must answer them correctly"
 OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt, "==": operator.eq,
 }  # fmt: skip
@@ -278,14 +279,17 @@ class _Run:
                 for m in verdict.methods
             }
         elif rule.question == LOOKS_THERE:
-            every = {c.label: (c.name, c.answer, c.test.n, note) for c in verdict.network.classes}
+            every = {
+                label: (c.name, c.answer, c.test.n, note)
+                for c in verdict.network.classes
+                for label in c.members
+            }
+            note = NO_DONOR if verdict.network.is_tested else note
         else:
             n = sum(c.test.n for c in verdict.network.classes)
-            answer: Answer = (
-                "yes" if verdict.no_shortcut else "no" if verdict.network.is_tested else "undecided"
-            )
+            answer: Answer = "yes" if verdict.no_shortcut else verdict.network.answer
             every = {None: ("network", answer, n, note)}
-        chosen = [answer for key, answer in every.items() if not names or key in names]
+        chosen = list(dict.fromkeys(answer for key, answer in every.items() if not names or key in names))
         for of, answer, n, why in chosen or [(" ".join(rule.parts) or "network", "undecided", 0, note)]:
             few = self._too_few(n) if n < self.min_n else ""
             yield of, answer, n, few if answer == "yes" else why.replace(SEE_NOTES, obstacles)

@@ -100,7 +100,8 @@ def judge(data: RunData, by: FollowRule | None = None) -> Verdict:
     rates = {key: calibration()[key] for key in ("rates", "population", "made_by")}
     rates |= {"rates": calibration()["rates_alone"]} if stored else {}
     record = data.evidence
-    network = network_answer(record, record is not None and bool({*record.methods} & {*following}))
+    by_following = record is not None and bool({*record.methods} & {*following})
+    network = network_answer(record, by_following, why=data.evidence_missing)
     labels, warnings = _label_agreement(data), (*data.manifest.warnings, *_image_warnings(data))
     return Verdict(data.checkpoint, tuple(methods), network, alarms, notes, rates, labels, warnings)
 

@@ -42,6 +42,7 @@ FEWEST = 10  # donors of a class that is judged on its own
 OTHERS = "other classes"
 ON_OBJECT = 0.35
 NOT_TESTED = "What the network uses was not tested"
+ADD_IT = "add the metric evidence to the run"
 TITLES = {
     "transplant": "patches off the object that turn other images",
     "property": "whole-image property that turns other images",
@@ -174,21 +175,23 @@ def network_answer(
         why: the reason why there is no record.
     """
     if record is None:
-        return NetworkAnswer(note=why or f"{NOT_TESTED}: add the metric evidence to the run")
+        return NetworkAnswer(note=f"{NOT_TESTED}: {why or ADD_IT}")
     effects = effects or Effects.calibrated()
     classes = []
     for group, tests, p_values in evaluate(record):
-        answer, shortcuts = decide(tests, p_values, record.has_regions, follows, effects)
+        own, shortcuts = decide(tests, p_values, record.has_regions, follows, effects)
+        decided = shortcuts if own == "no" else ()
+        members = {c: record.class_name(c) for c in group.labels}
         rows = tuple(
             replace(
                 test,
-                answer="no" if key in shortcuts else "undecided",
+                answer="no" if key in decided else "undecided",
                 threshold=effects.limit(key),
                 votes=True,
             )
             for key, (test, _) in tests.items()
         )
-        classes.append(ClassAnswer(group.label, group.name, answer, rows))
+        classes.append(ClassAnswer(group.label, group.name, own, rows, members))
     answer = overall(c.answer for c in classes)
     return NetworkAnswer(
         answer, tuple(classes), record.methods, record.items, record.has_regions, True,
@@ -206,10 +209,12 @@ def evaluate(record: EvidenceRecord) -> list[tuple[Group, Tests, dict[str, float
     """The groups with their tests, and the corrected p values of those that may state a shortcut."""
     made = groups(record)
     tests = [group_tests(record, group) for group in made]
-    # Holm over all classes and tests: with many properties, one would be above its control by chance.
-    p_values = holm(
-        {(i, key): p for i, of in enumerate(tests) for key, (_, p) in of.items() if _accuses(key)}
-    )
+    # Holm over classes and properties: with many, one would be above its control by chance. Transplants have
+    # half of the error probability for themselves, since there is one for each class and many properties.
+    p_values: dict[tuple[int, str], float] = {}
+    for family in (("transplant",), tuple(key for of in tests for key in of if key.startswith("property"))):
+        own = {(i, key): p for i, of in enumerate(tests) for key, (_, p) in of.items() if key in family}
+        p_values |= {key: min(1.0, 2 * p) for key, p in holm(own).items()}
     return [
         (group, of, {key: p_values[i, key] for key in of if _accuses(key)})
         for i, (group, of) in enumerate(zip(made, tests, strict=True))
@@ -255,7 +260,7 @@ def _note(record: EvidenceRecord, answer: Answer, classes: Sequence[ClassAnswer]
         return text if best is None else f"{text}: {best.sentence(record.class_name(best.label))}"
     if answer == "yes":
         return f"The network uses the annotated object ({counted(len(record.label), 'image')} tested)"
-    recurring = [item for item in record.items if item.recurring]
+    recurring = [i for i in record.items if i.recurring and (i.on_object or 0.0) < HALF]
     best = max(recurring, key=lambda item: item.turned - item.control_turned, default=None)
     if not record.has_regions:
         rest = "annotate the objects (boxes or masks) to have it judged"
@@ -266,7 +271,8 @@ def _note(record: EvidenceRecord, answer: Answer, classes: Sequence[ClassAnswer]
     open_classes = [c for c in classes if c.answer == "undecided"]
     reasons = sorted({_obstacle(c, follows) for c in open_classes})
     names = listed([c.name for c in open_classes], most=5)
-    return f"Whether the network uses the object is undecided for {names}: {'; '.join(reasons)}"
+    text = f"Whether the network uses the object is undecided for {names}: {'; '.join(reasons)}"
+    return text if best is None else f"{text}; {best.sentence(record.class_name(best.label))}"
 
 
 def _obstacle(answer: ClassAnswer, follows: bool) -> str:
