@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import textwrap
 from dataclasses import asdict
-from math import isnan
 from typing import Any
 
 import matplotlib
@@ -103,18 +102,13 @@ def tables(values: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, str]:
         f"| {data} | {network} | {', '.join(sorted(members))} |"
         for (data, network), members in sorted(kinds.items())
     ]
-    looks: dict[str, dict[str, str]] = {}
-    for row in rows("objects.csv"):
-        looks.setdefault(row["pair"], {"n": row["n"]})[row["network"]] = row["above_chance"]
-    objects = ["| pair | planted | clean | pictures |", "|---|---|---|---|"]
-    objects += [f"| {pair} | {of['planted']} | {of['clean']} | {of['n']} |" for pair, of in looks.items()]
-    named = {"objects": objects, "rates": lines, "tests": tests, "controls": controls, "pairs": pairs}
+    named = {"rates": lines, "tests": tests, "controls": controls, "pairs": pairs}
     summaries = ["| held against | networks | false alarm | miss | undecided |", "|---|---|---|---|---|"]
     for name, rates in known["rates_by_other_shadows"].items():
         summaries.append(
             f"| the {name} of its untrained maps | {rates['networks']} | {' | '.join(shares(rates))} |"
         )
-    named |= {"summaries": summaries, "discs": discs(), "looks": looks_table()}
+    named |= {"summaries": summaries, "discs": discs(), "uses": uses_table()}
     return {name: "\n".join(lines_of) for name, lines_of in named.items()}
 
 
@@ -155,24 +149,17 @@ def discs() -> list[str]:
     return lines
 
 
-SAID = {"yes": "there", "no": "elsewhere", "undecided": "undecided"}
-
-
-def looks_table() -> list[str]:
-    cells: dict[str, dict[tuple[str, str], str]] = {}
-    count: dict[str, str] = {}
-    for row in rows("looks.csv"):
-        above = float(row["above_chance"])
-        cell = f"{'–' if isnan(above) else f'{above:.3f}'}, {SAID[row['looks_there']]}"
-        cells.setdefault(row["pair"], {})[row["metric"], row["network"]] = cell
-        count[row["pair"]] = row["n"]
-    kinds = [(m, n) for m in ("pointing", "structure_score") for n in ("planted", "clean")]
-    names = " | ".join(f"{m.replace('_', ' ')}, {n}" for m, n in kinds)
-    lines = [f"| pair | {names} | pictures |", "|---" * 6 + "|"]
-    return lines + [
-        f"| {pair} | {' | '.join(own[kind] for kind in kinds)} | {count[pair]} |"
-        for pair, own in cells.items()
-    ]
+def uses_table() -> list[str]:
+    """Rates of the answer to what the network uses, on the pairs that chose nothing, by kind of cue."""
+    known = calibration()["network"]["rates"]
+    lines = ["| kind of cue | cheating called fine | clean accused | shortcut stated | undecided |"]
+    lines.append("|---" * 5 + "|")
+    for kind, own in known.items():
+        if isinstance(own, dict):
+            kinds = ("called_fine", "accused", "stated", "undecided")
+            cells = [Share(**own[name]).text if own[name]["n"] else "–" for name in kinds]
+            lines.append(f"| {kind} | {' | '.join(cells)} |")
+    return lines
 
 
 def wrapped(text: str) -> str:

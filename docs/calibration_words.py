@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable
-from math import isnan
 from pathlib import Path
 
 from heatproof.verdict.follow import ENOUGH, calibration
@@ -12,8 +10,6 @@ from research.calibration.thresholds import CHOSE, OTHER
 
 HERE = Path(__file__).parent / "results"
 NETWORK = ("data", "network", "token", "strength", "seed", "network_of_pair")
-WANTED = {"planted": "no", "clean": "yes"}  # what the verdict should say of the networks of a pair
-METRICS = {"pointing": "pointing game", "structure_score": "structure score"}
 KINDS = ("false_alarm", "miss", "undecided")
 UNSEEN = "other half, never looked at"
 Row = dict[str, str]
@@ -30,7 +26,7 @@ def sentences() -> dict[str, str]:
         "aims": aims(),
         "candidates": candidates(),
         "why": why(),
-        "looks-said": looks(),
+        "uses-said": uses(),
         "discs-said": discs(),
     }
 
@@ -97,33 +93,27 @@ def why() -> str:
     )
 
 
-def looks() -> str:
-    table = rows("looks.csv")
-    pairs = list(dict.fromkeys(row["pair"] for row in table))
-    counts = " and ".join(
-        f"{sum(_right(table, pair, metric) for pair in pairs)} of {len(pairs)} by the {name}"
-        for metric, name in METRICS.items()
-    )
-    spans = {
-        network: " and ".join(f"{_span(table, network, m)} by the {name}" for m, name in METRICS.items())
-        for network in WANTED
+def uses() -> str:
+    """What was measured of the second answer, from rates.json and uses.csv."""
+    known, table = calibration()["network"], rows("uses.csv")
+    effects, rates = known["effects"], known["rates"]
+    recurs = {
+        truth: [row["recurs_without_regions"] == "True" for row in table if row["truth"] == truth]
+        for truth in ("cheats", "clean")
     }
+    missed = [
+        kind for kind, own in rates.items()
+        if isinstance(own, dict) and kind != "all" and own["stated"]["n"] and own["stated"]["share"] < 0.8
+    ]  # fmt: skip
     return (
-        f"Both networks of a pair were told right in {counts}. Above chance, planted networks have "
-        f"{spans['planted']}, clean ones {spans['clean']}. The limit of the verdict is "
-        f"{calibration()['network']['there']:g} for both."
-    )
-
-
-def _right(table: Iterable[Row], pair: str, metric: str) -> bool:
-    own = [row for row in table if (row["pair"], row["metric"]) == (pair, metric)]
-    return all(row["looks_there"] == WANTED[row["network"]] for row in own)
-
-
-def _span(table: Iterable[Row], network: str, metric: str) -> str:
-    every = [float(r["above_chance"]) for r in table if (r["network"], r["metric"]) == (network, metric)]
-    own = [value for value in every if not isnan(value)]
-    return f"{min(own):.2f} to {max(own):.2f}"
+        f"{known['pairs']} pairs were measured; effects were chosen on one half and the table counts the "
+        f"{rates['networks']} networks of the other {rates['pairs']} pairs. A shortcut is stated from an effect of "
+        f"{effects['transplant']:g} (transplant) or {effects['property']:g} (property) on. Without regions nothing "
+        f"is judged; evidence recurs in {sum(recurs['cheats'])} of {len(recurs['cheats'])} cheating and "
+        f"{sum(recurs['clean'])} of {len(recurs['clean'])} clean networks. "
+        + (f"Kinds that are stated in fewer than 80 % of the cheating networks: {', '.join(missed)}." if missed
+           else "Every kind is stated in at least 80 % of the cheating networks.")
+    )  # fmt: skip
 
 
 def discs() -> str:

@@ -17,7 +17,6 @@ from heatproof.models.load import best_device
 from heatproof.verdict.follow import calibration
 from research.calibration import thresholds
 from research.calibration.collect import METHODS
-from research.calibration.looks import measure_looks
 from research.calibration.protocol import Measuring, left_out, measure_members
 from research.calibration.thresholds import Calibration
 
@@ -42,9 +41,6 @@ class ResumableCommand(HandledErrors):
 )
 @click.option("--methods", help="The ones to judge; eleven where none is named.")
 @click.option("--only-voting", is_flag=True, help="Only the test that votes in the verdict.")
-@click.option(
-    "--looks", type=int, help="Instead: of so many QR pairs, whether verdicts say where each looks."
-)
 @click.option("--only-judge", is_flag=True, help="Measure nothing more; judge what was measured.")
 @click.option(
     "--earlier",
@@ -61,7 +57,6 @@ def calibrate_command(
     at_most: int | None,
     methods: str | None,
     only_voting: bool,
-    looks: int | None,
     only_judge: bool,
     earlier: Path | None,
 ) -> None:
@@ -86,10 +81,7 @@ def calibrate_command(
       python -m research.calibration --out calibration --data data --device cuda --workers 8
       python -m research.calibration --out calibration --quick --repeats 2 --methods gradcam --only-voting
       python -m research.calibration --out calibration --only-judge
-      python -m research.calibration --out looks --looks 10
     """
-    if looks is not None:
-        return _looks(out, looks)
     named = tuple(call.text for call in read_methods(methods)) if methods else METHODS
     wanted = Measuring(out, data, best_device(device), named, only_voting, quick, repeats, at_most)
     if not only_judge:
@@ -109,14 +101,6 @@ def calibrate_command(
     _write(out, calibration)
     _show(calibration)
     say(f"written to {out / 'rates.json'} and judged.csv")
-    return None
-
-
-def _looks(out: Path, pairs: int) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    with steps("pairs", pairs) as bar:
-        path = measure_looks(out, pairs, bar.done, bar.now)
-    say(f"written to {path}")
 
 
 def _write(out: Path, judged: Calibration) -> None:

@@ -19,15 +19,11 @@ import heatproof as hp
 from contrast.discs import TAG, model_ready, network
 from heatproof.contrast import make_pair
 from heatproof.errors import InputError
-from heatproof.images import make_qr
 from heatproof.metrics.specific import Gains, specificity
 from heatproof.run.score import as_stored
-from heatproof.studies.qr.trainings import as_data
-from heatproof.train import small_net
 from heatproof.verdict.follow import calibration
 from research.calibration.__main__ import calibrate_command
 from research.calibration.collect import CONTROLS, collect
-from research.calibration.looks import SIDE, TOKENS, off_the_code
 from research.calibration.population import Member, members, open_pictures
 from research.calibration.protocol import ELSEWHERE, Measuring, measure
 from research.calibration.thresholds import (
@@ -237,18 +233,6 @@ def test_generated_pictures_have_both_classes_and_real_ones_need_a_folder() -> N
         assert dataset.images.shape[1:] == (3, 64, 64) and set(dataset.labels.tolist()) == {0, 1}
     with pytest.raises(InputError, match="name their folder with --data"):
         open_pictures(Member("xrays", "small", "tag", 1.0, 0), None)
-
-
-def test_tokens_are_put_off_the_code_where_there_is_room() -> None:
-    drawn = make_qr(30, 30, SIDE, seed=1)
-    model = small_net(2, SIDE, 4)
-    images = model.preprocess.normalise(as_data(drawn).images / 255)
-    pair = make_pair(model, images, drawn.labels, TOKENS[0], 1, epochs=1)
-    codes = torch.from_numpy(drawn.masks["box"][[int(name) for name in pair.ids]])
-    marked, placed = off_the_code(pair, codes)
-    changed = (marked != pair.plain).any(1)
-    assert placed.float().mean() > 0.5 and not (changed & codes).any()
-    assert torch.equal(changed.flatten(1).any(1), placed)
 
 
 def test_the_published_rates_follow_from_the_published_rows() -> None:
