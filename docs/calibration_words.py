@@ -105,15 +105,16 @@ def uses() -> str:
         kind for kind, own in rates.items()
         if isinstance(own, dict) and kind != "all" and own["stated"]["n"] and own["stated"]["share"] < 0.8
     ]  # fmt: skip
+    stated = "Every kind is stated in at least 80 % of the cheating networks."
+    if missed:
+        stated = f"Stated in fewer than 80 % of the cheating networks: {', '.join(missed)}."
     return (
-        f"{known['pairs']} pairs were measured; effects were chosen on one half and the table counts the "
-        f"{rates['networks']} networks of the other {rates['pairs']} pairs. A shortcut is stated from an effect of "
-        f"{effects['transplant']:g} (transplant) or {effects['property']:g} (property) on. Without regions nothing "
-        f"is judged; evidence recurs in {sum(recurs['cheats'])} of {len(recurs['cheats'])} cheating and "
-        f"{sum(recurs['clean'])} of {len(recurs['clean'])} clean networks. "
-        + (f"Kinds that are stated in fewer than 80 % of the cheating networks: {', '.join(missed)}." if missed
-           else "Every kind is stated in at least 80 % of the cheating networks.")
-    )  # fmt: skip
+        f"{known['pairs']} pairs were measured; effects were chosen on one half, and the table counts the "
+        f"{rates['networks']} networks of the other {rates['pairs']} pairs. A shortcut is stated from an "
+        f"effect of {effects['transplant']:g} (transplant) or {effects['property']:g} (property) on. Without "
+        f"regions nothing is judged; evidence recurs in {sum(recurs['cheats'])} of {len(recurs['cheats'])} "
+        f"cheating and {sum(recurs['clean'])} of {len(recurs['clean'])} clean networks. {stated}"
+    )
 
 
 def discs() -> str:

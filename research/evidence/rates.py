@@ -27,9 +27,9 @@ from research.evidence.plan import CHOOSE, PUBLISH, halves
 from research.evidence.train import CHEATS, CLEAN, NEITHER
 
 MOST_WRONG = 0.05
-GRID = Effects(  # type: ignore[call-arg]
-    *((0.05, 0.1, 0.15, 0.2, 0.3), (0.15, 0.2, 0.25, 0.3, 0.4), (0.1, 0.15, 0.2, 0.3), (0.15, 0.25, 0.35),
-      (0.15, 0.25, 0.4, 0.6), (0.3, 0.4, 0.5, 0.6, 0.8))  # type: ignore[arg-type]
+GRID: tuple[tuple[float, ...], ...] = (  # of each field of Effects
+    (0.05, 0.1, 0.15, 0.2, 0.3), (0.15, 0.2, 0.25, 0.3, 0.4), (0.1, 0.15, 0.2, 0.3), (0.15, 0.25, 0.35),
+    (0.15, 0.25, 0.4, 0.6), (0.3, 0.4, 0.5, 0.6, 0.8),
 )  # fmt: skip
 
 

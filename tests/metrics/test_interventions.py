@@ -9,6 +9,9 @@ import math
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from torch import Tensor, nn
+
 from evidence_networks import (
     OBJECT,
     OBJECTS,
@@ -21,9 +24,6 @@ from evidence_networks import (
     make_images,
     tinted,
 )
-from PIL import Image
-from torch import Tensor, nn
-
 from heatproof.errors import InputError
 from heatproof.metrics.evidence_record import EvidenceRecord, PatchTest
 from heatproof.metrics.interventions import RECIPIENTS, evidence, similarities

@@ -13,14 +13,14 @@ from click.testing import CliRunner
 from torch import Tensor
 
 from conftest import REAL_DATA
-from research.calibration.thresholds import Share
+from made_run import made_record
 from research.evidence.__main__ import main
 from research.evidence.cues import KINDS, NONE, SCHEMES, Cue
 from research.evidence.measure import Measuring, join, measure, read_joined, unpack
 from research.evidence.networks import NETWORKS, pack_halves, unpack_halves
 from research.evidence.plan import CHOOSE, PLAN, PUBLISH, Member, halves, select
 from research.evidence.prepare import prepare
-from research.evidence.rates import Limits, choose, rates, rates_by_kind
+from research.evidence.rates import choose, choosing, networks, rates, rates_by_kind
 from research.evidence.sources import HELD_OUT, NEEDS_DATA, SOURCES, TRAIN, Drawn, Pasted, open_source
 from research.evidence.train import CHEATS, CLEAN, NEITHER, Facts
 
@@ -188,31 +188,28 @@ def test_halves_of_floats_are_packed_without_loss() -> None:
     assert set(restored) == set(weights) and all(restored[k].equal(v) for k, v in weights.items())
 
 
-def record(member: Member, network: str, effect: float) -> dict[str, Any]:
+def record(member: Member, network: str) -> dict[str, Any]:
+    """A network of which the interventions find a shortcut (A) or none (B)."""
+    content = made_record(("no" if network == "A" else "yes", "yes"), 30).as_json()
     return {
         "name": f"{member.name}-{network}", "network": network, "member": {"kind": member.kind},
-        "truth": CHEATS if network == "A" else CLEAN, "with_regions": {"effect": effect},
+        "truth": CHEATS if network == "A" else CLEAN, "with_regions": content, "without_regions": content,
     }  # fmt: skip
 
 
-def test_limits_are_chosen_on_one_half() -> None:
-    half = halves()
-    records = [
-        record(member, network, (0.5 if network == "A" else 0.1) + 0.001 * member.seed)
-        for member in PLAN
-        for network in "AB"
-    ]
-    chosen = choose([r for r in records if half[r["name"][:-2]] == CHOOSE], ["with_regions.effect"])
-    limits = chosen["with_regions.effect"]
-    assert 0.1 < limits.low <= limits.high < 0.5
-    by_kind = rates_by_kind(records, chosen)
-    published = sum(where == PUBLISH for where in half.values())
-    assert by_kind["all"].called_fine.n == published and by_kind["all"].called_fine.share == 0
-    assert set(by_kind) == {"all", *KINDS}
-    assert sum(by_kind[kind].accused.n for kind in KINDS) == published
-    counted = rates(records, {"with_regions.effect": Limits(0.0, 0.55)})
-    assert counted.accused.share == 0 and counted.undecided.n == len(records)
-    assert counted.undecided.share >= 0.5
+def test_effects_are_chosen_on_one_half() -> None:
+    every = networks([record(member, network) for member in PLAN[::3] for network in "AB"])
+    chosen = [network for network in every if network.half == CHOOSE]
+    assert 0 < len(chosen) < len(every) and choosing(every) == chosen
+    effects = choose(chosen[:4])
+    assert effects.transplant_bound >= effects.transplant
+    by_kind = rates_by_kind(every, effects)
+    published = len(every) - len(chosen)
+    assert set(by_kind) == {"all", *KINDS} and by_kind["all"].undecided.n == published
+    assert by_kind["all"].called_fine.share == by_kind["all"].accused.share == 0
+    assert by_kind["all"].stated.share == 1 and by_kind["all"].undecided.share == 0
+    blind = rates(every, effects._replace(transplant=2.0, transplant_bound=2.0))
+    assert blind.stated.share == 0 and blind.called_fine.share == 1  # the rule can be wrong
 
 
 @needs_data
@@ -228,7 +225,13 @@ def test_commands_list_the_plan_and_count_networks(tmp_path: Path) -> None:
     listed = CliRunner().invoke(main, ["plan", "--network", "resnet50"])
     assert listed.exit_code == 0 and len(listed.output.splitlines()) == len(select(["resnet50"]))
     path = tmp_path / "results.json"
-    path.write_text(json.dumps([record(m, n, float(n == "A")) for m in PLAN for n in "AB"]))
-    counted = CliRunner().invoke(main, ["rates", str(path), "--effect", "with_regions.effect"])
-    published = sum(half == PUBLISH for half in halves().values())
-    assert counted.exit_code == 0 and Share.of(0, published).text in counted.output
+    path.write_text(json.dumps([record(m, n) for m in PLAN[:8] for n in "AB"]))
+    rated = tmp_path / "rates.json"
+    rated.write_text("{}")
+    counted = CliRunner().invoke(
+        main, ["rates", str(path), "--table", str(tmp_path / "t.csv"), "--write", str(rated)]
+    )
+    assert counted.exit_code == 0, counted.output
+    content = json.loads(rated.read_text())["network"]
+    assert content["pairs"] == 8 and content["rates"]["all"]["called_fine"]["share"] == 0
+    assert len((tmp_path / "t.csv").read_text().splitlines()) == 17

@@ -651,7 +651,7 @@ class Interventions:
     def _controls(self, test: PatchTest, donors: np.ndarray) -> np.ndarray:
         """Windows of the donors far from their own: mirrored at the centre of the image."""
         corners = np.array(test.corners)[donors]
-        return np.array([self.size[0] - test.side, self.size[1] - test.side]) - corners
+        return np.asarray(np.array(self.size) - test.side - corners)
 
     def _painted(self, k: int, donors: np.ndarray, corners: np.ndarray) -> np.ndarray:
         """Bool "d": whether painting the window over changes the donor's answer, by blur or mean colour."""
