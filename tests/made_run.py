@@ -171,6 +171,6 @@ def made_record(
     return EvidenceRecord(
         tuple(f"{i:03d}.png" for i in range(pairs)), tuple(classes), tuple(methods), tuple(range(pairs)),
         label, regions, (patches,), (patches,), RemovalTest(tuple(kept), others) if regions else None,
-        ExchangeTest(above, above) if regions else None, (colour,), (0.3,) * pairs if regions else (), (0.04,),
-        tuple(items), 1000, pairs,
+        ExchangeTest(above, above) if regions else None, (colour,), (0.3,) * pairs if regions else (),
+        (0.04,), tuple(items), 1000, pairs,
     )  # fmt: skip
