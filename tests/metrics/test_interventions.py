@@ -9,18 +9,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from evidence_networks import (
-    OBJECT,
-    OBJECTS,
-    SIDE,
-    Detector,
-    Images,
-    as_network,
-    cheating,
-    honest,
-    make_images,
-    tinted,
-)
 from PIL import Image
 from torch import Tensor, nn
 
@@ -39,6 +27,18 @@ from heatproof.metrics.properties import (
     transfers,
 )
 from heatproof.models.model import Model
+from metrics.evidence_networks import (
+    OBJECT,
+    OBJECTS,
+    SIDE,
+    Detector,
+    Images,
+    as_network,
+    cheating,
+    honest,
+    make_images,
+    tinted,
+)
 
 
 def record_of(model: Model, images: Images, regions: bool = True, **options: object) -> EvidenceRecord:

@@ -45,9 +45,7 @@ def watch(out: Path, **options: Any) -> Monitor:
 
 
 def stored(out: Path) -> dict[str, Any]:
-    record = known_record(out / FILE)
-    assert record
-    return record
+    return known_record(out / FILE) or {}
 
 
 def test_without_the_test_that_votes_the_verdict_says_so(trained: nn.Module, tmp_path: Path) -> None:

@@ -256,8 +256,7 @@ def test_an_index_of_maps_with_another_type_raises_a_clear_error(out: Path, way:
     content = json.loads(gzip.decompress(index.read_bytes()))
     index.write_bytes(gzip.compress(json.dumps(with_other(content, way, [1])).encode()))
     seal = out / "seals" / f"{index.name.removesuffix('.json.gz')}.json"
-    sealed = known_record(seal)
-    assert sealed
+    sealed = known_record(seal) or {}
     sealed["files"][f"maps/{index.name}"] = digest(index)
     write_record(seal, sealed)
     result = heatproof("report", out)

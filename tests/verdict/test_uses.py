@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from torch import nn
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "metrics"))
-
-from evidence_networks import Images, as_network, cheating, honest, make_images, tinted
 
 from heatproof.errors import UnknownNameError
 from heatproof.metrics.evidence_record import EvidenceRecord
@@ -20,6 +13,7 @@ from heatproof.metrics.interventions import evidence
 from heatproof.models.model import Model
 from heatproof.verdict.answers import MethodAnswer, Verdict
 from heatproof.verdict.uses import FEWEST, Effects, groups, network_answer, paired_test
+from metrics.evidence_networks import Images, as_network, cheating, honest, make_images, tinted
 
 EFFECTS = Effects(0.1, 0.25, 0.2, 0.25, 0.5, 0.45)
 CLASSES = ("plain", "code")
