@@ -311,12 +311,11 @@ def group_rows(
     if unit.among:
         return list(_checkpoint_comparison(folder, unit, model, device))
     predictions = plan.read_predictions(folder, unit.checkpoint, tuple(map(valid_unicode, ids)))
-    group = _StoredGroup(folder, unit, predictions, folder.maps(), device, image_pool)
+    group = _StoredGroup(
+        folder, unit, predictions, folder.maps(), device, image_pool, {} if records is None else records
+    )
     rows, requests = RowMaker(model, unit.checkpoint), read_metrics(unit.metrics)
-    made = [rows.about(method, *cell) for request in requests for method, cell in group.cells(request)]
-    if records is not None:
-        records.update(group.records)
-    return made
+    return [rows.about(method, *cell) for request in requests for method, cell in group.cells(request)]
 
 
 def _checkpoint_comparison(
@@ -428,11 +427,11 @@ class _StoredGroup:
         assert self.image_pool is not None and request.entry.call is not None
         by_method: dict[str, PerImage] = {}
         why = ""
-        methods = runnable(request, self.unit.methods)
+        # A unit about the network has no methods of its own.
+        methods = runnable(request, self.unit.methods or self.folder.manifest.config["methods"])
         try:
             if methods or not request.per_method:
-                pool = self.image_pool()
-                pool = replace(pool, methods=tuple(methods) or pool.methods)
+                pool = replace(self.image_pool(), methods=tuple(methods))
                 by_method = request.entry.call(request.entry.function, pool, dict(request.options))
         except HeatproofError as error:
             why = str(error)

@@ -318,8 +318,7 @@ class Worker:
 
         model, layer = self.opened.model(unit.checkpoint), self.opened.study.model.layer
         passes = {"seed": unit.seed, "progress": self.passed}
-        methods = unit.methods or tuple(self.opened.study.methods)
-        return ImagePool(model, methods, pictures, layer, passes, annotated, source.classes)
+        return ImagePool(model, unit.methods, pictures, layer, passes, annotated, source.classes)
 
     def group(self, unit: PlannedUnit) -> None:
         """Compute and write a unit about all images of a checkpoint, or about several checkpoints."""

@@ -284,8 +284,8 @@ def _gather(places: Mapping[str, tuple[Shard, int]], wanted: Sequence[str]) -> S
 def _read_index(root: Path, path: Path, part: str, seal: Seal) -> list[Shard]:
     """The shards of a unit; a few bytes may unpack to more than the memory, so the size is limited."""
     try:
-        with gzip.open(plain(path)) as file:
-            text = file.read(MAX_INDEX_BYTES + 1)
+        with gzip.open(plain(path)) as packed_index:
+            text = packed_index.read(MAX_INDEX_BYTES + 1)
         if len(text) > MAX_INDEX_BYTES:
             raise ValueError(f"it unpacks to more than {MAX_INDEX_BYTES >> 20} MB")
         index = json.loads(text)
@@ -299,8 +299,8 @@ def _read_index(root: Path, path: Path, part: str, seal: Seal) -> list[Shard]:
             explained = np.array(entry.get("explained", index["explained"]), dtype=np.int64)
             packed = {kind: entry[kind] for kind in ("values", "signed") if kind in entry}
             scales = {k: {n: np.array(v, np.float32) for n, v in of.items()} for k, of in packed.items()}
-            array = root / slug(method) / f"{part}.npy"
-            shards.append(Shard(method, index["checkpoint"], own, size, explained, array, scales, seal))
+            file = root / slug(method) / f"{part}.npy"
+            shards.append(Shard(method, index["checkpoint"], own, size, explained, file, scales, seal))
         return shards
     except UNREADABLE as error:
         raise _unreadable(path, error) from error
