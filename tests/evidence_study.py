@@ -1,4 +1,4 @@
-"""A study on images with boxes and a network whose evidence is known (metrics/evidence_networks.py)."""
+"""A study on images with boxes and a network whose evidence is known (evidence_networks.py)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from PIL import Image
 
+import evidence_networks
+from evidence_networks import cheating, honest, make_images
 from heatproof.models.model import Model
 from heatproof.run.config import toml
 from heatproof.show import pixels
-from metrics import evidence_networks
-from metrics.evidence_networks import cheating, honest, make_images
 
 NETWORKS = {"cheating": cheating, "honest": honest}
 CLASSES = ("plain", "code")

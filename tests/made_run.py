@@ -168,11 +168,9 @@ def made_record(
     )
     others = dict.fromkeys(range(len(answers)), (each, 0))
     above = tuple(0.3 + 0.01 * (i % 5) for i in range(pairs))
-    record = EvidenceRecord(
+    return EvidenceRecord(
         tuple(f"{i:03d}.png" for i in range(pairs)), tuple(classes), tuple(methods), tuple(range(pairs)),
         label, regions, (patches,), (patches,), RemovalTest(tuple(kept), others) if regions else None,
-        ExchangeTest(above, above) if regions else None, (colour,), items=tuple(items), inputs=1000,
-        answered=pairs,
+        ExchangeTest(above, above) if regions else None, (colour,), (0.3,) * pairs if regions else (), (0.04,),
+        tuple(items), 1000, pairs,
     )  # fmt: skip
-    sizes = {"object_share": [0.3] * pairs if regions else [], "window_shares": [0.04]}
-    return EvidenceRecord.from_json(record.as_json() | sizes)

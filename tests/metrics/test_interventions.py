@@ -12,6 +12,18 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from evidence_networks import (
+    OBJECT,
+    OBJECTS,
+    SIDE,
+    Detector,
+    Images,
+    as_network,
+    cheating,
+    honest,
+    make_images,
+    tinted,
+)
 from heatproof.errors import InputError
 from heatproof.metrics.evidence_record import EvidenceRecord, PatchTest
 from heatproof.metrics.interventions import RECIPIENTS, evidence, similarities
@@ -27,18 +39,6 @@ from heatproof.metrics.properties import (
     transfers,
 )
 from heatproof.models.model import Model
-from metrics.evidence_networks import (
-    OBJECT,
-    OBJECTS,
-    SIDE,
-    Detector,
-    Images,
-    as_network,
-    cheating,
-    honest,
-    make_images,
-    tinted,
-)
 
 
 def record_of(model: Model, images: Images, regions: bool = True, **options: object) -> EvidenceRecord:

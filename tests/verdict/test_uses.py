@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import nn
 
+from evidence_networks import Images, as_network, cheating, honest, make_images, tinted
 from heatproof.errors import UnknownNameError
 from heatproof.metrics.evidence_record import EvidenceRecord
 from heatproof.metrics.interventions import evidence
 from heatproof.models.model import Model
 from heatproof.verdict.answers import MethodAnswer, Verdict
 from heatproof.verdict.uses import FEWEST, Effects, groups, network_answer, paired_test
-from metrics.evidence_networks import Images, as_network, cheating, honest, make_images, tinted
 
 EFFECTS = Effects(0.1, 0.25, 0.2, 0.25, 0.5, 0.45)
 CLASSES = ("plain", "code")
@@ -117,7 +117,7 @@ def test_an_untrained_network_and_shuffled_labels_decide_nothing(images: Images)
     )
     predicted = untrained.logits(images.images).argmax(1)
     median = untrained.logits(images.images).diff(dim=1)[:, 0].median()
-    untrained.module[4].bias.data[0] += median  # type: ignore[index, union-attr, operator]
+    untrained.module[4].bias.data[0] += median  # type: ignore
     predicted = untrained.logits(images.images).argmax(1)
     assert 0 < predicted.float().mean() < 1
     shuffled = images.labels[torch.randperm(80, generator=torch.Generator().manual_seed(1))]
