@@ -117,7 +117,7 @@ def test_an_untrained_network_and_shuffled_labels_decide_nothing(images: Images)
     )
     predicted = untrained.logits(images.images).argmax(1)
     median = untrained.logits(images.images).diff(dim=1)[:, 0].median()
-    untrained.module[4].bias.data[0] += median
+    untrained.module[4].bias.data[0] += median  # type: ignore
     predicted = untrained.logits(images.images).argmax(1)
     assert 0 < predicted.float().mean() < 1
     shuffled = images.labels[torch.randperm(80, generator=torch.Generator().manual_seed(1))]
