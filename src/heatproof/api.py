@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from heatproof.metrics.kit import Passes
+    from heatproof.metrics.sanity import Layers
     from heatproof.models.model import Model
     from heatproof.report.compare import RunComparison
     from heatproof.types import ArrayLike, Images, Maps
@@ -235,7 +236,7 @@ def compare(*runs: str | Path | Run, pictures: int = 12) -> RunComparison:
 
 def evidence(
     model: Model | nn.Module, images: Images, labels: ArrayLike, regions: ArrayLike | None = None, *,
-    methods: Sequence[str] = ("gradcam",), classes: Sequence[str] = (), layer: object = None, seed: int = 0,
+    methods: Sequence[str] = ("gradcam",), classes: Sequence[str] = (), layer: Layers = None, seed: int = 0,
     **passes: Unpack[Passes],
 ) -> NetworkAnswer:  # fmt: skip
     """Find out what a network uses, by moving evidence from images into images of other classes.
@@ -257,7 +258,7 @@ def evidence(
     Example:
         >>> import torch
         >>> network = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
-        >>> images = torch.eye(3).repeat(4, 1).view(12, 3, 1, 1) + 0.1 * torch.rand(12, 3, 16, 16)
+        >>> images = torch.eye(3).repeat(4, 1).view(12, 3, 1, 1) + torch.rand(12, 3, 16, 16)
         >>> evidence(network, images, [0, 1, 2] * 4, methods=["gradient"]).answer
         'undecided'
     """

@@ -9,7 +9,7 @@ import numpy as np
 from heatproof.store import RunFolder
 from made_run import made_record, make_run
 
-METRICS = ("specificity_weights", "specificity_place", "insertion")
+METRICS = ("specificity_weights", "specificity_place", "pointing", "insertion")
 CLASSES = ("normal", "pneumonia")
 
 
@@ -19,6 +19,8 @@ def make_judged(folder: Path) -> RunFolder:
     def values(metric: str, method: str, random: np.random.Generator) -> np.ndarray:
         if metric == "insertion":
             return random.normal(0.5, 0.05, 100)
+        if metric == "pointing":
+            return (random.random(100) < 0.9).astype(float)
         return random.normal(-0.3 if method == "layercam" else 0.6, 0.1, 100)
 
     record = made_record(("yes", "no"), classes=CLASSES)

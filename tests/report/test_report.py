@@ -333,7 +333,10 @@ def test_unknown_metrics_and_missing_parts_are_reported(tmp_path: Path) -> None:
     row = next(r for r in re.findall(r"<tr>.*?</tr>", text) if "&lt;my&gt; metric" in r)
     assert "★" not in row
     (left_out,) = re.findall(r"Not in this report(.*)", page.text.replace("\n", " "))
-    assert "What the network uses: not computed" in left_out and "Images" not in left_out[:200]
+    assert (
+        "What the network uses was not tested: add the metric evidence" in left_out
+        and "Images" not in left_out[:200]
+    )
     assert "Images: no image was requested" in Page(render(data, judge(data), None)).text
     assert all(image["picture"] is None and image["maps"] == [None] * 5 for image in embedded(text)["images"])
 

@@ -516,13 +516,19 @@ def test_evil_names_are_shown_in_the_verdict_and_never_run(tmp_path: Path) -> No
     )  # fmt: skip
     data = read_run(run)
     verdict = judge(data)
-    page = render(data, verdict, None).partition('<section class="verdict')[2].partition("</section>")[0]
+    whole = render(data, verdict, None)
+    page = whole.partition('<section class="verdict')[2].partition("</section>")[0]
     live = read_report(data, verdict, Section("pictures", "Pictures", {})).fragments()["verdict"]
-    for text in (page, str(live), verdict._repr_html_()):
+    for text in (page, str(live).partition("</section>")[0], verdict._repr_html_()):
         tags = Tags(text)
         assert not {"script", "img", "b"} & set(tags.tags)
         assert not [name for name in tags.attributes if name.startswith("on")]
         assert all(name in tags.text for name in (*methods[:2], *CLASSES))
+    evidence = whole.partition('id="evidence"')[2].partition("</section>")[0]
+    assert evidence.count("<img") == evidence.count('<img src="data:') > 0
+    tags = Tags(evidence)
+    assert not {"script", "b"} & set(tags.tags) and all(name in tags.text for name in CLASSES)
+    assert not [name for name in tags.attributes if name.startswith("on")]
     assert "nan" not in page.lower()
     assert str(verdict).count(EVIL[0]) == 1 + (EVIL[0] in verdict.sentence)
 

@@ -57,6 +57,7 @@ from heatproof.metrics.evidence_record import (
 )
 from heatproof.metrics.kit import Passes, align, as_tensor, pixel_maps
 from heatproof.metrics.properties import FILE_TRANSFERS, region_mask, transfers
+from heatproof.metrics.sanity import Layers
 from heatproof.metrics.scene import ImagePool
 from heatproof.models.heads import Multilabel
 from heatproof.models.model import Model, as_model
@@ -134,7 +135,7 @@ def regions_of(batch: Batch) -> Tensor:
 def evidence(
     labels: ArrayLike, *, model: Model | nn.Module, images: Images, maps: Mapping[str, Maps] | None = None,
     methods: Sequence[str] = METHODS, regions: ArrayLike | None = None, ids: Sequence[str] = (),
-    classes: Sequence[str] = (), files: Files = None, layer: Any = None,
+    classes: Sequence[str] = (), files: Files = None, layer: Layers = None,
     sides: Sequence[float] = SIDES, donors: int = DONORS, recipients: int = RECIPIENTS, seed: int = 0,
     **passes: Unpack[Passes],
 ) -> EvidenceRecord:  # fmt: skip
@@ -159,7 +160,7 @@ def evidence(
 
     Example:
         >>> network = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        >>> images = torch.eye(3).repeat(2, 1).view(6, 3, 1, 1) + 0.1 * torch.rand(6, 3, 16, 16)
+        >>> images = torch.eye(3).repeat(2, 1).view(6, 3, 1, 1) + torch.rand(6, 3, 16, 16)
         >>> record = evidence([0, 1, 2] * 2, model=network, images=images, methods=["gradient"])
         >>> record.answered, len(record.label)
         (6, 6)
