@@ -249,8 +249,8 @@ def test_the_twin_is_on_the_page_and_in_the_terminal(made: tuple[Path, str], twi
     section = text.partition('<section id="twin"')[2].partition("</section>")[0]
     assert str(escape(twin.flips[1:])) in section and str(escape(told_apart(twin))) in section
     for record in twin.records.values():
-        first = next(item for item in record.items if item.label == CODE)
-        assert str(escape(first.sentence(CLASSES[CODE]))) in section
+        for item in [item for item in record.items if item.label == CODE][:2]:
+            assert str(escape(item.sentence(CLASSES[CODE]))) in section
     scores = twin.point.scores
     for method, score in scores.items():
         row = section.rpartition(f"<bdi>{escape(method)}</bdi>")[2].partition("</tr>")[0]
