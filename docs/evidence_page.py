@@ -21,7 +21,7 @@ from heatproof.run.process import fixed_threads
 
 DOCS = Path(__file__).parent
 PAGE, PICTURE = DOCS / "evidence.md", DOCS / "evidence.png"
-ITEMS, CROPS = 2, 4  # of each network; of each item
+ITEMS, CROPS = 2, 4  # of each network; of each item, which recurs in at least four images
 
 
 def read_twin(folder: Path) -> Twin:
@@ -36,9 +36,9 @@ def read_twin(folder: Path) -> Twin:
 
 
 def found(twin: Twin) -> dict[str, list[EvidenceItem]]:
-    """What each network uses for a code, the first items."""
+    """What recurs in the codes of each network, first off the code."""
     return {
-        NETWORKS[name]: [item for item in record.items if item.label == CODE][:ITEMS]
+        NETWORKS[name]: [item for item in record.items if item.label == CODE and item.recurring][:ITEMS]
         for name, record in twin.records.items()
     }
 
@@ -59,8 +59,7 @@ def picture(items: dict[str, list[EvidenceItem]]) -> Image.Image:
     for network, own in items.items():
         for item in own:
             crops = [Image.fromarray(crop) for crop in item.crops[:CROPS]]
-            crops += [crops[-1]] * (CROPS - len(crops))
-            tiles += [Tile(crop, network if k == 0 else "", "") for k, crop in enumerate(crops)]
+            tiles += [Tile(crop, network if k == 0 else "") for k, crop in enumerate(crops)]
             pairs = [(item.examples[0], "recipient"), (item.control or item.examples[0], "control")]
             for example, name in pairs:
                 tiles.append(Tile(Image.fromarray(example.before), name, example.answer_before))

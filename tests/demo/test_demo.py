@@ -226,13 +226,14 @@ def test_the_twin_uses_the_tag_and_the_healthy_network_does_not(twin: Twin) -> N
     assert tag.recurring and tag.on_object is not None and tag.on_object < OFF_OBJECT, "the tag, off the code"
     assert tag.turned >= 0.7 * tag.recipients and tag.control_turned <= 0.3 * tag.recipients
     assert tag.changed >= 0.5 * tag.painted > tag.changed_elsewhere
-    assert not any(item.recurring and (item.on_object or 0.0) < OFF_OBJECT for item in found["B"])
+    off = [item.donors for item in found["B"] if item.kind == "patch" and (item.on_object or 0) < OFF_OBJECT]
+    assert tag.donors > sum(off), "of B, only patches at the border of the code"
 
 
-def test_the_twin_is_called_a_cheat_and_the_healthy_copy_is_not(twin: Twin) -> None:
+def test_the_twin_has_a_shortcut_and_the_healthy_copy_is_not_accused(twin: Twin) -> None:
     answers = {name: network_answer(record) for name, record in twin.records.items()}
-    code = {name: {c.label: c.answer for c in of.classes}[CODE] for name, of in answers.items()}
-    assert code["A"] == answers["A"].answer == "no" and "no" not in (code["B"], answers["B"].answer)
+    assert answers["A"].recurring and answers["A"].answer != "yes"  # few images: not always surely a shortcut
+    assert answers["B"].answer != "no"
 
 
 def test_gradcam_tells_the_twins_apart_and_floors_cannot(twin: Twin) -> None:
@@ -249,8 +250,8 @@ def test_the_twin_is_on_the_page_and_in_the_terminal(made: tuple[Path, str], twi
     section = text.partition('<section id="twin"')[2].partition("</section>")[0]
     assert str(escape(twin.flips[1:])) in section and str(escape(told_apart(twin))) in section
     for record in twin.records.values():
-        first = next(item for item in record.items if item.label == CODE)
-        assert str(escape(first.sentence(CLASSES[CODE]))) in section
+        for item in [item for item in record.items if item.label == CODE][:2]:
+            assert str(escape(item.sentence(CLASSES[CODE]))) in section
     scores = twin.point.scores
     for method, score in scores.items():
         row = section.rpartition(f"<bdi>{escape(method)}</bdi>")[2].partition("</tr>")[0]

@@ -322,7 +322,7 @@ def test_the_comparison_counts_what_there_is() -> None:
     text = (DOCS / "compare.md").read_text(encoding="utf-8")
     real = [entry.name for entry in explainers if entry.name not in FLOORS]
     cams = sum("cam" in name for name in real)
-    families = {path.stem for path in (DOCS / "metrics").glob("*.md")} - {"index", "classifier"}
+    families = {path.stem for path in (DOCS / "metrics").glob("*.md")} - {"index", "classifier", "evidence"}
     assert f"| CAM methods | {cams} |" in text
     assert f"| other attribution methods | {len(real) - cams}: " in text
     assert f"| metrics of maps | {len(families)} families |" in text
