@@ -20,6 +20,7 @@ from typing import Any
 
 from heatproof.errors import InputError
 from heatproof.metrics.evidence_record import EvidenceRecord
+from heatproof.verdict.answers import without_nan
 from heatproof.verdict.uses import Effects, decide, evaluate, overall
 from research.calibration.thresholds import Share
 from research.evidence.cues import KINDS
@@ -154,11 +155,12 @@ def choosing(some: Sequence[Network]) -> list[Network]:
 def as_json(some: Sequence[Network], effects: Effects, made_by: str) -> dict[str, Any]:
     """The entry `network` of heatproof/verdict/rates.json."""
     published = {n.name.rpartition("-")[0] for n in some if n.half == PUBLISH}
-    return {
+    content = {
         "effects": effects._asdict(), "made_by": made_by, "pairs": len({n.name[:-2] for n in some}),
         "rates": {"networks": sum(n.half == PUBLISH for n in some), "pairs": len(published)}
         | {name: asdict(own) for name, own in rates_by_kind(some, effects).items()},
     }  # fmt: skip
+    return dict(without_nan(content))
 
 
 def write_table(some: Sequence[Network], effects: Effects, path: Path) -> None:

@@ -10,11 +10,13 @@ sys.path.insert(0, str(ROOT / "docs"))
 from calibration_page import columns, tables
 from calibration_words import rows, sentences
 
+from heatproof.verdict.follow import calibration as known
+
 
 def calibration() -> Page:
     page = Page("docs/results/calibration.md")
     made = tables(columns())
-    for name in ("rates", "summaries", "controls", "discs", "tests", "pairs", "looks", "objects"):
+    for name in ("rates", "summaries", "controls", "discs", "tests", "pairs", "uses"):
         lines = made[name].splitlines()[2:]
         page.tables.append([[cell.strip() for cell in line.strip("|").split("|")] for line in lines])
     for sentence in sentences().values():
@@ -26,11 +28,14 @@ def calibration() -> Page:
         "an edge detector or a dot in the middle beats noise too",
         all(sum(values) / len(values) > 0 for values in beaten.values()),
     )
-    looks = {network: [float(r["above_chance"]) for r in rows("objects.csv") if r["network"] == network]
-             for network in ("planted", "clean")}  # fmt: skip
-    above = [sum(value > 0.1 for value in looks[network]) for network in ("planted", "clean")]
-    page.says("At the limit of the verdict, 0.1: above it lie 2 of 14 planted and 13 of 14 clean networks",
-              above == [2, 13] and len(looks["planted"]) == 14)  # fmt: skip
+    answers = [(row["truth"], row["answer"]) for row in rows("uses.csv") if row["half"] == "published"]
+    fine = sum(answer == "yes" for truth, answer in answers if truth == "cheats")
+    rates = known()["network"]["rates"]["all"]
+    page.says(
+        "Every network is a row of uses.csv",
+        rates["called_fine"]["share"] * rates["called_fine"]["n"] == fine
+        and rates["undecided"]["n"] == len(answers),
+    )
     contrast = [row for row in rows("controls.csv") if row["method"] == "gradcam"]
     page.says(
         "Grad-CAM does wherever the flips confirm the pair",
@@ -44,6 +49,8 @@ def calibration() -> Page:
         "five of the 33 failed to plant", "14 of them, of which three failed to plant",
         "pictures above 224 pixels", "fewer than 100 pictures. On your own",
         "an earlier run of 38 pairs of the same population",
-        "python -m research.calibration --out looks --looks 10",
+        "the box of the object covers 10, 30 or 60 % of the image; 80 or 100 % of a class have its cue",
+        "the cue changes at most 10 % of B's answers", "fewer than 80 % of the images, are left out",
+        "tiny networks (32 and 48 pixels;", "The 64 pairs of larger networks", "--processes 8",
     )  # fmt: skip
     return page
