@@ -5,8 +5,8 @@ images of other classes (8, drawn by the seed). O is the annotated object, where
 
     transplant   P: the K x K window with the largest mean of the map, of those of which less than 35 % lies
                  in O, and that hold no pixel of a part of O smaller than the window. turned(P) = share of R
-                 whose answer becomes c when P is pasted at its own position. Control: a random window of the
-                 same image under the same rule.
+                 whose answer becomes c when the pixels of P off O are pasted at their own position. Control:
+                 a random window of the same image under the same rule.
     recurring    the same without the rule about O; patches with turned >= 1/2 that look alike (normalised
                  correlation of the central part of one inside the other above 0.7) form a group.
     removal      O painted over with the image's mean colour: share of donors that keep c, and the share of
@@ -356,8 +356,8 @@ class Interventions:
         random = [int(rng.choice(np.flatnonzero(own))) if known else 0
                   for own, known in zip(allowed.flatten(1).numpy(), has, strict=True)]  # fmt: skip
         tops, controls = (np.stack(np.divmod(np.array(at), wide), 1) for at in (best, random))
-        own, own_soft = self._pasted(k, tops, has, feather=True)
-        control, _ = self._pasted(k, controls, has)
+        own, own_soft = self._pasted(k, tops, has, off_object, feather=True)
+        control, _ = self._pasted(k, controls, has, off_object)
         over = shares.flatten(1).numpy()[np.arange(len(best)), best]
         corners = [(int(y), int(x)) if known else (-1, -1) for (y, x), known in zip(tops, has, strict=True)]
         partners, groups = self._alike(k, corners, own[0])
@@ -369,16 +369,16 @@ class Interventions:
         )  # fmt: skip
 
     def _pasted(
-        self, k: int, corners: np.ndarray, has: np.ndarray, feather: bool = False
+        self, k: int, corners: np.ndarray, has: np.ndarray, off: bool, feather: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
         """Array "3 e": share turned, share among the first five, mean gain; and turned if feathered."""
         n, count = len(corners), self.recipients.shape[1]
         table = np.full((n, count, 3), np.nan)
         half = (count + 1) // 2
         first = [(e, r) for e in np.flatnonzero(has).tolist() for r in range(half)]
-        self._paste_into(table, first, k, corners)
+        self._paste_into(table, first, k, corners, off)
         promising = np.flatnonzero(np.nan_to_num(table[:, :half, 0]).any(1)).tolist()
-        self._paste_into(table, [(e, r) for e in promising for r in range(half, count)], k, corners)
+        self._paste_into(table, [(e, r) for e in promising for r in range(half, count)], k, corners, off)
         before = self.odds.numpy()[self.recipients, self.label[:, None]]
         table[..., 2] -= before
         # A patch that turns none of the first half counts as turning none of the others.
@@ -392,25 +392,31 @@ class Interventions:
         strong = np.flatnonzero(np.nan_to_num(shares[0]) >= HALF).tolist() if feather else []
         if strong:
             again = np.full((n, count, 3), np.nan)
-            self._paste_into(again, [(e, r) for e in strong for r in range(count)], k, corners, soft=True)
+            jobs = [(e, r) for e in strong for r in range(count)]
+            self._paste_into(again, jobs, k, corners, off, soft=True)
             soft[strong] = again[strong, :, 0].mean(1)
         return shares, soft
 
     def _paste_into(
-        self, table: np.ndarray, jobs: list[tuple[int, int]], k: int, corners: np.ndarray, soft: bool = False
-    ) -> None:
+        self, table: np.ndarray, jobs: list[tuple[int, int]], k: int, corners: np.ndarray, off: bool,
+        soft: bool = False,
+    ) -> None:  # fmt: skip
         """Fill table[e, r] with the outcomes of pasting donor e's window into its recipient r."""
         if not jobs:
             return
         e, r = np.array(jobs).T
         to = self.recipients[e, r]
-        make = self._paste(self.image[e], to, k, corners[e], soft)
+        make = self._paste(self.image[e], to, k, corners[e], off, soft)
         table[e, r] = self.outcomes(len(jobs), make, self.label[e])
 
     def _paste(
-        self, donors: np.ndarray, recipients: np.ndarray, k: int, corners: np.ndarray, soft: bool = False
-    ) -> Callable[[Tensor], Tensor]:
-        """Function that builds inputs: recipients with the donors' windows at their own positions."""
+        self, donors: np.ndarray, recipients: np.ndarray, k: int, corners: np.ndarray, off: bool,
+        soft: bool = False,
+    ) -> Callable[[Tensor], Tensor]:  # fmt: skip
+        """Function that builds inputs: recipients with the donors' windows at their own positions.
+
+        off: without the pixels of the donor's object, whose border a window may contain.
+        """
         at = self.images.device
         source, target, corner = (
             torch.from_numpy(np.asarray(x)).to(at) for x in (donors, recipients, corners)
@@ -422,9 +428,11 @@ class Interventions:
             tall, broad = (rows >= top) & (rows < top + k), (columns >= left) & (columns < left + k)
             inside = (tall[:, :, None] & broad[:, None, :])[:, None]
             given, changed = self.images[source[jobs]], self.images[target[jobs]]
+            if off and self.regions is not None:
+                inside = inside & ~self.regions[source[jobs]][:, None]
             if not soft:
                 return torch.where(inside, given, changed)
-            return torch.lerp(changed, given, gaussian_blur(inside.to(changed.dtype), k / 8))
+            return torch.lerp(changed, given, inside * gaussian_blur(inside.to(changed.dtype), k / 8))
 
         return make
 
@@ -628,13 +636,16 @@ class Interventions:
         self, record: EvidenceRecord, test: PatchTest, donors: np.ndarray, recurring: bool
     ) -> EvidenceItem:
         c, count = int(self.label[donors[0]]), self.recipients.shape[1]
+        off = test is record.off_object[-1]
         turned, control = (np.array(column, float)[donors] for column in (test.turned, test.control_turned))
         corners = np.array(test.corners)[donors]
         over = np.array(test.on_object, float)[donors]
         order = np.argsort(-turned, kind="stable")
         chosen = donors[order][:MOST_EXAMPLES]
-        own = self._examples(record, chosen, test.side, corners[order][:MOST_EXAMPLES], wanted=c)
-        beside = self._examples(record, chosen[:1], test.side, self._controls(test, chosen[:1]), wanted=None)
+        own = self._examples(record, chosen, test.side, corners[order][:MOST_EXAMPLES], off, wanted=c)
+        beside = self._examples(
+            record, chosen[:1], test.side, self._controls(test, chosen[:1]), off, wanted=None
+        )
         painted = self._painted(test.side, donors, corners)
         elsewhere = self._painted(test.side, donors, self._controls(test, donors))
         drawn = self._drawn(
@@ -678,13 +689,14 @@ class Interventions:
         return pixels(images, shown)
 
     def _examples(
-        self, record: EvidenceRecord, donors: np.ndarray, k: int, corners: np.ndarray, wanted: int | None
-    ) -> tuple[Example, ...]:
+        self, record: EvidenceRecord, donors: np.ndarray, k: int, corners: np.ndarray, off: bool,
+        wanted: int | None,
+    ) -> tuple[Example, ...]:  # fmt: skip
         """For each donor, a recipient before and after; if possible one whose answer becomes `wanted`."""
         examples = []
         for e, corner in zip(donors.tolist(), corners, strict=True):
             to = self.recipients[e]
-            make = self._paste(np.repeat(self.image[e], len(to)), to, k, np.tile(corner, (len(to), 1)))
+            make = self._paste(np.repeat(self.image[e], len(to)), to, k, np.tile(corner, (len(to), 1)), off)
             examples.append(self._example(record, int(self.image[e]), to, make, wanted))
         return tuple(examples)
 

@@ -143,6 +143,12 @@ class NetworkAnswer:
         """Evidence that recurs nearly unchanged and does not lie on an annotated object."""
         return [item for item in self.evidence if item.recurring and (item.on_object or 0.0) < HALF]
 
+    @property
+    def to_judge(self) -> list[EvidenceItem]:
+        """Evidence for a person to judge: what recurs, and without annotations also properties."""
+        properties = [item for item in self.evidence if item.kind == "property" and not self.has_regions]
+        return [*self.recurring, *properties]
+
     def __str__(self) -> str:
         return "\n".join([f"{self.note}.", *(f"  {answer}" for answer in self.classes)])
 
@@ -211,7 +217,7 @@ class Verdict:
         if self.follow == "yes" and self.network.answer == "undecided":
             words = (
                 "; judge what it uses"
-                if self.network.recurring
+                if self.network.to_judge
                 else "; whether it uses the object is undecided"
             )
             answer += words if self.network.is_tested else "; what it uses was not tested"
@@ -289,7 +295,7 @@ class Verdict:
     def no_shortcut(self) -> Claim:
         """Whether the interventions found no shortcut: none surely off the object, none that recurs."""
         network = self.network
-        unexplained = network.recurring if network.answer == "undecided" else []
+        unexplained = network.to_judge if network.answer == "undecided" else []
         holds = network.is_tested and network.answer != "no" and not unexplained
         return Claim(holds, network.note)
 

@@ -260,14 +260,19 @@ def _note(record: EvidenceRecord, answer: Answer, classes: Sequence[ClassAnswer]
         return text if best is None else f"{text}: {best.sentence(record.class_name(best.label))}"
     if answer == "yes":
         return f"The network uses the annotated object ({counted(len(record.label), 'image')} tested)"
-    recurring = [i for i in record.items if i.recurring and (i.on_object or 0.0) < HALF]
-    best = max(recurring, key=lambda item: item.turned - item.control_turned, default=None)
+    listed_items = [
+        i
+        for i in record.items
+        if (i.recurring or (i.kind == "property" and not record.has_regions)) and (i.on_object or 0.0) < HALF
+    ]
+    best = max(listed_items, key=lambda item: item.turned - item.control_turned, default=None)
     if not record.has_regions:
         rest = "annotate the objects (boxes or masks) to have it judged"
         if best is None:
             return f"What the network uses is shown, not judged: no evidence recurs; {rest}"
         name = record.class_name(best.label)
-        return f"Recurring evidence: judge whether it belongs to '{name}': {best.sentence(name)}; or {rest}"
+        kind = "Recurring evidence" if best.recurring else "A property of whole images"
+        return f"{kind}: judge whether it belongs to '{name}': {best.sentence(name)}; or {rest}"
     open_classes = [c for c in classes if c.answer == "undecided"]
     reasons = sorted({_obstacle(c, follows) for c in open_classes})
     names = listed([c.name for c in open_classes], most=5)
