@@ -288,7 +288,7 @@ def test_help_shows_every_command_in_its_section_and_cuts_no_line() -> None:
     text = CliRunner().invoke(main, ["--help"], terminal_width=100).output
     order = [line.split()[0] for line in text.partition("Start:")[2].splitlines() if line[:2] == "  "]
     assert (
-        order[:5] == ["demo", "explain", "list", "audit", "init"]
+        order[:6] == ["demo", "explain", "list", "audit", "evidence", "init"]
         and "..." not in text.partition("Options:")[2]
     )
 

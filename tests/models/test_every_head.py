@@ -172,13 +172,16 @@ OF_IMAGES = [
     m.name for m in metrics if m.level == "image" and not m.not_in_a_run and "severities" not in m.needs
 ]
 OF_CHANCES = [m.name for m in metrics if "probabilities" in m.needs]
-OF_MOSAICS = [m.name for m in metrics if m.level == "checkpoint" and "model" in m.needs]
+OF_MOSAICS = [
+    m.name for m in metrics if m.level == "checkpoint" and "model" in m.needs and m.question == "map"
+]
+CLASSES_OF_HEADS = {"softmax", "one logit", "probabilities", "one probability", "multilabel"}
 CHANCE = {"regression", "embedding", "callable"}  # heads that have none
 
 
 def test_every_metric_that_reads_a_head_is_tried_here() -> None:
     reads = {m.name for m in metrics if READS_A_HEAD & set(m.needs)}
-    assert reads <= {*OF_IMAGES, *OF_CHANCES, *OF_MOSAICS, "occlusion_drop"}
+    assert reads <= {*OF_IMAGES, *OF_CHANCES, *OF_MOSAICS, "occlusion_drop", "evidence"}
 
 
 def every_number(scores: PerImage, where: str) -> None:
@@ -234,6 +237,29 @@ def centre(net: nn.Module, inputs: Tensor) -> None:
         net(inputs)
     assert last.bias is not None
     last.bias -= seen[0].mean([axis for axis in range(seen[0].ndim) if axis != 1])
+
+
+@pytest.mark.parametrize("head", NETWORKS)
+def test_evidence_gives_numbers_or_a_sentence(head: str) -> None:
+    model, targets = network(head)
+    if targets is not None:
+        model, _ = bind_targets(model, images(), targets)
+    inputs = images(12)
+    centre(model.module, inputs)
+    entry, labels = metrics.get("evidence"), torch.arange(12) % 2
+    if head in CLASSES_OF_HEADS:
+        logits = model.logits(inputs)
+        labels = model.predicted(logits).cpu()
+        if head == "multilabel":
+            labels = model.head.positive(logits).cpu()  # type: ignore[attr-defined]
+    try:
+        result = entry.function(labels, model=model, images=inputs)
+    except HeatproofError as error:
+        assert "\n" not in str(error)
+        assert head not in CLASSES_OF_HEADS and f"head is '{head}'" in str(error), error
+    else:
+        assert head in CLASSES_OF_HEADS and (result.answered == len(inputs) or head == "multilabel")
+        assert math.isfinite(result.scores.value)
 
 
 @pytest.mark.parametrize("head", NETWORKS)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import msgspec
 import numpy as np
 from PIL import Image
 
@@ -64,6 +63,8 @@ class EvidenceItem:
     @property
     def summary(self) -> dict[str, Any]:
         """The numbers with the first crops, for verdict.json."""
+        import msgspec  # a monitor without a run folder does not need it
+
         record: dict[str, Any] = msgspec.to_builtins(self, enc_hook=png)
         first_crops = record["crops"][:SUMMARY_CROPS]
         return {k: v for k, v in record.items() if k not in ("examples", "control")} | {"crops": first_crops}
@@ -223,11 +224,15 @@ class EvidenceRecord:
 
     def as_json(self) -> dict[str, Any]:
         """A dict that JSON can hold; images are PNG files in base64."""
+        import msgspec
+
         return dict(msgspec.to_builtins(self, enc_hook=png))
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> EvidenceRecord:
         """The record of `as_json`; raises ValueError (msgspec.ValidationError) if it is malformed."""
+        import msgspec
+
         return msgspec.convert(record, cls, dec_hook=_from_png, strict=False)
 
 

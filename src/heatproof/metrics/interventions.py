@@ -55,7 +55,7 @@ from heatproof.metrics.evidence_record import (
     PropertyTest,
     RemovalTest,
 )
-from heatproof.metrics.kit import Passes, align, as_tensor, pixel_maps
+from heatproof.metrics.kit import Passes, align, as_tensor, pixel_maps, refuse_volumes
 from heatproof.metrics.properties import FILE_TRANSFERS, region_mask, transfers
 from heatproof.metrics.sanity import Layers
 from heatproof.metrics.scene import ImagePool
@@ -187,9 +187,9 @@ def _prepare(
     passes: Passes,
 ) -> Interventions:  # fmt: skip
     inputs = model.check_images(images).to(model.device)
-    if inputs.ndim != 4:
-        raise InputError("interventions on evidence need 2D images, and these are volumes")
-    model.head.need_classes("the test of what the network uses")
+    refuse_volumes("evidence", size_of(inputs))
+    if not (model.head.one_class or isinstance(model.head, Multilabel)):
+        raise model.head.refused("classes of whole images, which evidence needs")
     logits = all_logits(model, inputs, **passes)
     given = as_tensor(labels).cpu()
     if len(given) != len(inputs):
