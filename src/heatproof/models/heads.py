@@ -111,7 +111,7 @@ class Head:
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Probabilities "b k"."""
-        raise self._refused("probabilities")
+        raise self.refused("probabilities")
 
     def predicted(self, logits: Tensor) -> Tensor:
         """Tensor "b": the column explained by default."""
@@ -137,7 +137,7 @@ class Head:
     def need_classes(self, who: str) -> None:
         """Raise InputError if the head has no classes to compare with labels."""
         if not self.names_classes:
-            raise self._refused(f"classes, which {who} needs")
+            raise self.refused(f"classes, which {who} needs")
 
     def need_one_class(self, who: str) -> None:
         """Raise InputError if an image may have other than exactly one class."""
@@ -147,7 +147,7 @@ class Head:
                 f"{self.name!r}; name another head, or use heatproof audit or run, which support all heads"
             )
 
-    def _refused(self, what: str) -> InputError:
+    def refused(self, what: str) -> InputError:
         return InputError(
             f"the network's head is {self.name!r}, which has no {what}; take a metric that needs none, "
             "or name another head"
