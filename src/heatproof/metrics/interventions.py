@@ -188,9 +188,9 @@ def _prepare(
 ) -> Interventions:  # fmt: skip
     inputs = model.check_images(images).to(model.device)
     refuse_volumes("evidence", size_of(inputs))
+    logits = all_logits(model, inputs, **passes)  # the first pass determines the head
     if not (model.head.one_class or isinstance(model.head, Multilabel)):
         raise model.head.refused("classes of whole images, which evidence needs")
-    logits = all_logits(model, inputs, **passes)
     given = as_tensor(labels).cpu()
     if len(given) != len(inputs):
         raise InputError(f"there are {len(given)} labels for {len(inputs)} images; give one for each")
