@@ -175,7 +175,8 @@ OF_CHANCES = [m.name for m in metrics if "probabilities" in m.needs]
 OF_MOSAICS = [
     m.name for m in metrics if m.level == "checkpoint" and "model" in m.needs and m.question == "map"
 ]
-CLASSES_OF_HEADS = {"softmax", "one logit", "probabilities", "one probability", "multilabel"}
+# A callable is a target of a plain classifier, which evidence does not read.
+CLASSES_OF_HEADS = {"softmax", "one logit", "probabilities", "one probability", "multilabel", "callable"}
 CHANCE = {"regression", "embedding", "callable"}  # heads that have none
 
 
