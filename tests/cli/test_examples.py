@@ -34,7 +34,7 @@ LONG = {  # what is read but not done here, and where it is
     r"(study )?contrast": "tests/contrast",
     r"study (cscore|qr|cose|localise)": "tests/studies",
     r"run .*--engine ray": "tests/run/test_ray.py",
-    r"audit (lite0|timm|torchvision)": "minutes; tests/studies",
+    r"(audit|evidence) (lite0|timm|torchvision)": "minutes; tests/studies",
     r"explain monai": "a scan, and a package of its own; tests/models/test_monai.py",
     r"score lite0": "minutes; the others below do the same with a small network",
     r"score (lite0|client)": "tests/run/test_foreign.py",
@@ -44,7 +44,9 @@ def predict(images):
     mean = images.flatten(1).mean(1)
     return (mean.sign()[:, None] * mean.new_tensor([[1.0, -1.0]])).softmax(1)
 """
-LIGHTER = {"qr make": "--positives 2 --negatives 2", "audit": "--methods gradcam --no-open"}
+LIGHTER = {
+    "qr make": "--positives 2 --negatives 2", "audit": "--methods gradcam --no-open", "evidence": "--no-open",
+}  # fmt: skip
 MAY_FAIL = ("gate",)  # with 1: a rule may not hold
 
 

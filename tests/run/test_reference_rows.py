@@ -50,7 +50,8 @@ def test_every_method_and_every_metric_of_a_run_is_in_it() -> None:
     assert {parse_call(text)[0] for text in run} == methods
     in_a_run = {name for name in metrics.names() if _ours(metrics.get(name)) and _runs(name)}
     measured = [text for study in reference.STUDIES.values() for text in set(study["metrics"])]
-    assert {r.entry.name for text in measured for r in read_metrics([text])} == in_a_run
+    # Evidence is about the network and needs correct answers, which reference networks do not give.
+    assert {r.entry.name for text in measured for r in read_metrics([text])} == in_a_run - {"evidence"}
 
 
 def test_most_of_it_is_numbers() -> None:

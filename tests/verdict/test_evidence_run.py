@@ -172,7 +172,7 @@ RECORDS = {
     "recurring but harmless": record_of(recurring=True),
     "without objects": record_of(("no", "no"), regions=False),
     "without objects, recurring": record_of(("no", "no"), regions=False, recurring=True),
-    "few images": record_of(each=9),
+    "few images": record_of(each=4),
     "not tested": None,
 }
 

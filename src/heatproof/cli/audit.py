@@ -140,8 +140,7 @@ def evidence_command(ctx: click.Context, given: dict[str, Any], show: bool | Non
 
     \b
     Examples:
-      heatproof evidence lite0 pictures
-      heatproof evidence timm:resnet18 boxes.csv --checkpoint best.pt
+      heatproof evidence timm:resnet18 pictures --checkpoint best.pt
       heatproof evidence net.py:make pictures/test --methods hirescam --out runs/evidence
 
     The exit code is 1 if images could not be used, 130 if the command was stopped.

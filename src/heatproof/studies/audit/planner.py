@@ -216,8 +216,8 @@ class CostModel:
     @property
     def one_pass(self) -> float:
         """Seconds of the first method's own pass."""
-        self.method(self.first)
-        return self._methods[self.first]
+        draws = int(metrics.get(follow_metric().name).options["draws"])
+        return self.method(self.first) / (1 + draws)
 
     def _timed(self, method: str, group: MetricGroup = ()) -> float:
         return self._trials(method, group).per_image(warm=group == VOTE).seconds
@@ -301,8 +301,8 @@ class BudgetPlanner:
 
     def _whole(self, selection: Selection) -> float:
         each = self.costs.image(selection.methods, selection.groups)
-        if EVIDENCE in selection.metrics:
-            each += EVIDENCE_PASSES * self.costs.one_pass
+        # Reserved from the start, although it is computed last, when the images are known.
+        each += EVIDENCE_PASSES * self.costs.one_pass * (not self._why_no_evidence)
         return selection.images * self.checkpoints * each
 
     def record(self, step: Selection, seconds: float) -> None:
@@ -336,8 +336,8 @@ class BudgetPlanner:
         if not wanted:
             expensive = with_sufficient_repeats(EXPENSIVE).values()
             rich = self._methods(rich, list(expensive), "many passes per image")
-        last = self._count_noted(self._images(rich, self.most))
-        whole = self._evidence(last)
+        last = self._images(rich, self.most)
+        whole = self._count_noted(self._evidence(last))
         steps = [replace(step, choices=whole.choices) for step in (start, small, some, rich, last, whole)]
         before = [self.done, *steps[:-1]]
         return [s for s, old in zip(steps, before, strict=True) if not s.same_run(old)] or [steps[-1]]
@@ -376,10 +376,14 @@ class BudgetPlanner:
                 return str(error)
         return why
 
+    @cached_property
+    def _why_no_evidence(self) -> str:
+        return self._why_not(EVIDENCE)
+
     def _evidence(self, chosen: Selection) -> Selection:
         """The selection with the interventions, which need all images and therefore come last."""
-        if why := self._why_not(EVIDENCE):
-            return chosen.noting(EVIDENCE, False, why)
+        if self._why_no_evidence:
+            return chosen.noting(EVIDENCE, False, self._why_no_evidence)
         if EVIDENCE not in chosen.metrics:
             chosen = replace(chosen, metrics=(*chosen.metrics, EVIDENCE))
         return chosen.noting(EVIDENCE, True, "what the network uses: moves evidence into other images")
