@@ -219,7 +219,7 @@ def test_evidence_and_a_contrast_test_are_of_images(run: RunFolder) -> None:
         torch.nn.Conv3d(1, 2, 1), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool3d(1), torch.nn.Flatten()
     )
     volumes = torch.rand(4, 1, 4, 8, 8)
-    with pytest.raises(InputError, match="need 2D images, and these are volumes"):
+    with pytest.raises(InputError, match="evidence is not built for volumes"):
         evidence([0, 1, 0, 1], model=net, images=volumes)
     with pytest.raises(InputError, match="plants its token in images"):
         make_pair(net, volumes, [0, 1, 0, 1])
