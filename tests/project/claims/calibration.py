@@ -51,6 +51,7 @@ def calibration() -> Page:
         "an earlier run of 38 pairs of the same population",
         "the box of the object covers 10, 30 or 60 % of the image; 80 or 100 % of a class have its cue",
         "the cue changes at most 10 % of B's answers", "fewer than 80 % of the images, are left out",
-        "tiny networks (32 and 48 pixels;", "The 64 pairs of larger networks", "--processes 8",
+        "tiny networks (32 and 48 pixels;", "The 64 pairs of larger networks",
+        "after a look at the first 18 of these pairs, of both halves", "--processes 8",
     )  # fmt: skip
     return page
