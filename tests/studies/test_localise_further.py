@@ -133,7 +133,8 @@ def test_lime_at_other_counts(finished: Any, place: Path) -> None:
 def test_evidence_off_the_object_has_a_section(finished: Any) -> None:
     page = finished.page.read_text()
     section = page.partition("## What the network uses off the object")[2].partition("\n## ")[0]
-    assert "turn" in section or "Not computed" in section, section
+    # Answers of this network depend on the colour of the object alone.
+    assert "No patch and no property off the object turned half" in section, section
 
 
 def test_the_thesis_stretches_pictures(place: Path) -> None:
