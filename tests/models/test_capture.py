@@ -14,7 +14,7 @@ import heatproof as hp
 from conftest import counting, randomise, small_cnn
 from heatproof.errors import InputError, LayerError, TargetError, UnknownNameError
 from heatproof.models.capture import Tail
-from heatproof.models.layers import find_module, picture_layers
+from heatproof.models.layers import find_module, known_scales, picture_layers
 from heatproof.models.model import as_model
 from heatproof.models.running import frozen_eval
 from heatproof.registry import explainers, parse_call, split_calls
@@ -61,6 +61,15 @@ def test_multi_scale_shares_the_same_pass(larger: Tensor) -> None:
         maps = hp.explain(module, larger, [*CAMS, "ms-gradcam++"])
     assert (passes.forward, passes.backward) == (1, 1)
     assert maps["ms-gradcam++"].values.shape == (4, 64, 64)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "squeezenet1_0", "squeezenet1_1", "convnext_tiny"])
+def test_multi_scale_reads_three_grids(name: str) -> None:
+    model = hp.load_model(torchvision.models.get_model(name, num_classes=4))
+    images = torch.randn(1, 3, 96, 96)
+    scales = known_scales(model) or ()
+    grids = {layer: layout.grid for layer, layout, _ in picture_layers(model, images)}
+    assert len({grids[layer] for layer in scales}) == 3
 
 
 @pytest.mark.parametrize(("batch", "passes_needed"), [(4, 16 + 1), (32, 2 + 1), (64, 1 + 1)])
