@@ -1,0 +1,65 @@
+"""python -m research.replication: trainings for the replication, and tables made from them."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import click
+
+from heatproof.cli import HandledErrors
+from heatproof.cli._console import PATH, say
+from heatproof.models.load import best_device
+from research.replication.population import CIFAR_NETWORKS, PROTOCOL_NETWORKS, RATES, STUDIES, select
+from research.replication.train import Place, run_all, xray_files
+
+
+class ReplicationCommand(HandledErrors):
+    """Prints expected errors in a sentence."""
+
+    program = "python -m research.replication"
+
+
+study_option = click.option("--study", "studies", multiple=True, type=click.Choice(STUDIES))
+network_option = click.option(
+    "--network", "networks", multiple=True,
+    type=click.Choice(sorted({*RATES, *PROTOCOL_NETWORKS, *CIFAR_NETWORKS})),
+)  # fmt: skip
+
+
+@click.group()
+def main() -> None:
+    """Train a population of networks and test claims of the papers on it."""
+
+
+@main.command("prepare", cls=ReplicationCommand)
+@click.option("--data", type=PATH, required=True, help="Folder of real images.")
+@click.option("--out", type=PATH, required=True, help="Folder to add the X-rays of the population to.")
+def prepare_command(data: Path, out: Path) -> None:
+    """Copy the X-rays of the trainings, for another machine; `research.evidence prepare` packs weights."""
+    for path, _ in xray_files(data):
+        target = out / path.relative_to(data)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+
+
+@main.command("train", cls=ReplicationCommand)
+@click.option("--data", type=PATH, required=True, help="Folder of real images and weights.")
+@click.option("--out", type=PATH, required=True, help="Folder for the results, one file per training.")
+@click.option("--device", help="cuda, cpu, ...; the fastest available by default.")
+@click.option("--processes", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--minutes", type=float, help="No training is started later.")
+@study_option
+@network_option
+def train_command(
+    data: Path, out: Path, device: str | None, processes: int, minutes: float | None,
+    studies: tuple[str, ...], networks: tuple[str, ...],
+) -> None:  # fmt: skip
+    """Run the trainings that are missing; a command that was stopped continues where it was."""
+    until = float("inf") if minutes is None else time.time() + 60 * minutes
+    run_all(select(studies, networks), Place(data, out, best_device(device), until), processes, say)
+
+
+if __name__ == "__main__":
+    main(prog_name=ReplicationCommand.program)
