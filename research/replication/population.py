@@ -1,7 +1,8 @@
 """The trainings of the replication, fixed before anything is measured.
 
-    warning    X-rays; three networks, four learning rates, two schedules, three seeds. The higher rates are
-               chosen so that some trainings collapse. Does a warning precede a fall of AUC?
+    warning    X-rays; three networks and three seeds, with learning rates such that some trainings collapse:
+               constant rates, two phases as in the paper, rates that rise at every epoch, and BatchNorm
+               whose statistics are trained in the second phase. Does a warning precede a fall of AUC?
     protocol   X-rays; the two phases of the C-Score paper, three networks with ImageNet weights, five seeds.
     cifar      CIFAR-10, ten classes; ResNet-20 and ResNet-56 from random weights, three seeds.
 
@@ -26,6 +27,9 @@ RATES = {
     "lite0": (3e-4, 2e-3, 1e-2, 5e-2),
 }
 SCHEDULES = ("constant", "two-phase")
+RISING = {"small": 5e-4, "squeezenet": 3e-5, "lite0": 5e-5}  # rate of the first epoch
+GROWTH = (1.4, 1.7)  # factor from one epoch to the next
+STATISTICS = (1e-5, 1e-4, 5e-4)  # rates of the second phase, Lite0
 SEEDS, PROTOCOL_SEEDS = 3, 5
 PROTOCOL_NETWORKS = ("squeezenet", "lite0", "resnet50")
 CIFAR_NETWORKS = ("resnet20", "resnet56")
@@ -50,7 +54,10 @@ class Training:
         batches = {"batch_size": 50, "amp": True}
         if self.study == "protocol":
             return two_phase_recipe(**batches)
-        if self.schedule == "two-phase":  # the head first, then all layers at the rate
+        if self.schedule == "rising":  # rate is the growth; a new optimiser at every epoch
+            start = RISING[self.network]
+            return Recipe(tuple(Phase(1, start * self.rate**i, name="rising") for i in range(16)), **batches)
+        if self.schedule in ("two-phase", "statistics"):  # the head first, then all layers at the rate
             first = Phase(5, 1e-3, "all" if self.network == "small" else "head", "transfer")
             return Recipe((first, Phase(11, self.rate, name="fine-tuning", schedule="constant")), **batches)
         if self.study == "cifar":
@@ -63,6 +70,11 @@ def _plan() -> Iterator[Training]:
     for seed, schedule, network in product(range(SEEDS), SCHEDULES, RATES):
         for rate in RATES[network]:
             yield Training("warning", network, schedule, rate, seed)
+    for seed in range(SEEDS):
+        for growth, network in product(GROWTH, RISING):
+            yield Training("warning", network, "rising", growth, seed)
+        for rate in STATISTICS:
+            yield Training("warning", "lite0", "statistics", rate, seed)
     for seed, network in product(range(PROTOCOL_SEEDS), PROTOCOL_NETWORKS):
         yield Training("protocol", network, "paper", 1e-4, seed)
     for seed, network in product(range(SEEDS), CIFAR_NETWORKS):

@@ -140,7 +140,7 @@ def run(training: Training, place: Place) -> dict[str, Any]:
     start = time.perf_counter()
     train, valid = (part.near(torch.device(place.device)) for part in read_split(training, place.data))
     model = make_network(training, place.data)
-    if training.network in FROZEN_STATISTICS:
+    if training.network in FROZEN_STATISTICS and training.schedule != "statistics":
         model = Model(FixedStatistics(model.module), model.name, model.preprocess)
     model.module.to(place.device)
     explained = torch.tensor(draw(valid.labels.tolist(), EXPLAINED[training.study], 0))
