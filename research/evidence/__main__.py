@@ -13,7 +13,7 @@ from heatproof.cli._console import PATH, console, new_table, say
 from heatproof.disk import write_whole
 from heatproof.models.load import best_device
 from research.evidence import rates as counting
-from research.evidence.measure import Measuring, measure_members, read_joined, unpack
+from research.evidence.measure import Measuring, join, measure_members, read_joined, unpack
 from research.evidence.networks import NETWORKS
 from research.evidence.plan import halves, select
 from research.evidence.prepare import prepare
@@ -114,6 +114,14 @@ def measure_command(
     ]
     wanted = Measuring(out, data, best_device(device), until, not only_train)
     measure_members(wanted, members[:at_most], processes, joined or out / "results.json.gz", say)
+
+
+@main.command("join", cls=EvidenceCommand)
+@click.argument("out", type=PATH)
+@click.option("--joined", type=PATH, required=True, help="File for all results together.")
+def join_command(out: Path, joined: Path) -> None:
+    """Join the results in the folder of a `measure` that was stopped."""
+    say(f"{join(out, joined)} networks in {joined}")
 
 
 @main.command("rates", cls=EvidenceCommand)

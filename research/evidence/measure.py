@@ -1,7 +1,9 @@
 """Members one after the other, in several processes that share a device; one JSON file per network.
 
-A finished network is never measured again. The files are joined into one compressed file after every minute
-and at the end, so that a command that is stopped loses little.
+A finished network is never measured again. Windows of two sizes by the maps of two methods are stored beside
+each other, so that the half of the networks that chooses effect sizes can choose among them. The files are
+joined into one compressed file after every minute and at the end, so that a command that is stopped loses
+little.
 """
 
 from __future__ import annotations
@@ -18,12 +20,12 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from heatproof.disk import write_whole
 from heatproof.errors import InputError
-from heatproof.metrics.interventions import evidence
-from heatproof.models.model import Model
+from heatproof.metrics.interventions import prepare
 from research.evidence.plan import Member
 from research.evidence.train import (
     NEITHER,
@@ -31,23 +33,24 @@ from research.evidence.train import (
     Trained,
     described,
     explained_images,
+    first_model,
     open_member,
-    train_pair,
+    train,
 )
 
-METHODS = ("gradcam",)
-SIDES = (1 / 5,)  # of the windows, as shares of the image's side
+METHODS = ("gradcam", "ms-gradcam++")
+SIDES = (1 / 5, 2 / 7)  # of the windows, as shares of the image's side
 JOIN_EVERY = 60  # seconds
 
 
 @dataclass(frozen=True)
 class Measuring:
-    """Where data and results are, and how long members may be started."""
+    """Where data and results are, and how long networks may be started."""
 
     out: Path
     data: Path | None = None
     device: str = "cpu"
-    until: float = float("inf")  # time.time(): no member is started later
+    until: float = float("inf")  # time.time(): no network is started later
     evidence: bool = True  # False: train and test only
 
     def file(self, member: Member, network: str) -> Path:
@@ -102,15 +105,18 @@ def _measure(member: Member, wanted: Measuring) -> str:
     start = time.perf_counter()
     source = open_member(member, wanted.data, wanted.device)
     explained = explained_images(member, source)
-    opened = time.perf_counter() - start
-    pair = train_pair(member, source, wanted.data, wanted.device)
-    seconds = {"opening": opened, "training": time.perf_counter() - start - opened}
-    results = []
-    for network, trained in zip("AB", pair, strict=True):
-        content = network_record(member, network, trained, explained, wanted.evidence)
-        content["seconds"] |= {name: round(value, 1) for name, value in seconds.items()}
-        content["device"] = wanted.device
+    first = first_model(member, wanted.data, wanted.device)
+    opened, results = time.perf_counter() - start, []
+    for network in "AB":
         path = wanted.file(member, network)
+        if path.exists() or time.time() > wanted.until:
+            continue
+        start = time.perf_counter()
+        trained = train(member, first, source, cheating=network == "A")
+        content = network_record(member, network, trained, explained, wanted.evidence)
+        seconds = {"opening": opened, "training": trained.seconds, "all": time.perf_counter() - start}
+        content["seconds"] = {name: round(value, 1) for name, value in seconds.items()}
+        content["device"] = wanted.device
         write_whole({path: json.dumps(content, separators=(",", ":"))})
         facts = trained.facts
         results.append(
@@ -118,7 +124,7 @@ def _measure(member: Member, wanted: Measuring) -> str:
             f"moved {facts.correct_after_moving:.2f}, changed {facts.changed_by_adding:.2f}, "
             f"{trained.steps} steps"
             f"{', carriers' if trained.carriers_from else ''}, "
-            f"{content['seconds'].get('evidence', 0):.0f} s evidence)"
+            f"{seconds['training']:.0f} s training, {seconds['all'] - seconds['training']:.0f} s evidence)"
         )
     return "; ".join(results)
 
@@ -129,28 +135,23 @@ def network_record(
     """What is stored about one network."""
     record: dict[str, Any] = {
         "name": f"{member.name}-{network}", "member": asdict(member), "network": network,
-        "truth": trained.truth, "facts": described(trained), "images": explained.facts, "seconds": {},
-        "with_regions": None, "without_regions": None,
+        "truth": trained.truth, "facts": described(trained), "images": explained.facts,
+        "evidence": None, "other_methods": {},
     }  # fmt: skip
-    if trained.truth != NEITHER and with_evidence:
-        start = time.perf_counter()
-        record["with_regions"] = _evidence(trained.model, explained, True)
-        record["without_regions"] = _evidence(trained.model, explained, False)
-        record["seconds"]["evidence"] = round(time.perf_counter() - start, 1)
-    return record
-
-
-def _evidence(model: Model, explained: Explained, regions: bool) -> dict[str, Any]:
+    if trained.truth == NEITHER or not with_evidence:
+        return record
+    first, *others = METHODS
+    model = trained.model
     images = model.preprocess.normalise(explained.images)
-    result = evidence(
-        explained.labels, model=model, images=images, regions=explained.regions if regions else None,
-        methods=METHODS, sides=SIDES,
-    )  # fmt: skip
-    content: dict[str, Any] = result.as_json()
-    for item in content.get("items", ()):  # images would make the files large
-        for images_of in ("crops", "examples", "control"):
-            item.pop(images_of, None)
-    return content
+    study = prepare(model, images, explained.labels, methods=[first], regions=explained.regions)
+    numbers = tuple(map(str, range(len(images))))
+    record["evidence"] = study.record(SIDES, numbers, (), None).as_json()
+    for method in others:
+        again = prepare(model, images, explained.labels, methods=[method], regions=explained.regions)
+        off, anywhere = again.transplants(SIDES)
+        tests: dict[str, Any] = {"off_object": off, "anywhere": anywhere, "exchange": again.exchange()}
+        record["other_methods"][method] = msgspec.to_builtins(tests)
+    return record
 
 
 def join(out: Path, joined: Path) -> int:

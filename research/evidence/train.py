@@ -17,6 +17,7 @@ Networks below 80 % accuracy, and networks that do neither, are recorded and not
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -71,6 +72,7 @@ class Trained:
     truth: str
     steps: int
     carriers_from: int | None  # step
+    seconds: float  # of training
 
 
 @dataclass(frozen=True)
@@ -110,15 +112,16 @@ def explained_images(member: Member, source: Source) -> Explained:
     return Explained(images, drawn.labels, drawn.regions, cues)
 
 
-def train_pair(member: Member, source: Source, data: Path | None, device: str) -> tuple[Trained, Trained]:
-    """A and B."""
-    kind = NETWORKS[member.network]
-    start = kind.make(member.classes, member.seed, data)
+def first_model(member: Member, data: Path | None, device: str) -> Model:
+    """The network from whose weights both networks of a pair start."""
+    start = NETWORKS[member.network].make(member.classes, member.seed, data)
     start.module.to(device).to(memory_format=torch.channels_last)
-    return _train(member, kind, start, source, True), _train(member, kind, start, source, False)
+    return start
 
 
-def _train(member: Member, kind: Kind, start: Model, source: Source, cheating: bool) -> Trained:
+def train(member: Member, start: Model, source: Source, cheating: bool) -> Trained:
+    """A (cheating) or B."""
+    kind, began = NETWORKS[member.network], time.perf_counter()
     model, cue = copy_of(start), member.cue
     module, scale = model.module, model.preprocess.normalise
     optimiser = torch.optim.AdamW(module.parameters(), kind.rate, weight_decay=1e-4)
@@ -153,7 +156,8 @@ def _train(member: Member, kind: Kind, start: Model, source: Source, cheating: b
     random = _generator(source, member.seed, 5)
     facts = measure_facts(model, cue, source.draw(TESTED, HELD_OUT, random), random)
     module.eval()
-    return Trained(replace(model), facts, facts.truth(cheating), step, carriers_from)
+    seconds = time.perf_counter() - began
+    return Trained(replace(model), facts, facts.truth(cheating), step, carriers_from, seconds)
 
 
 def _batch(

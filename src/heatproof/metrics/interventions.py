@@ -165,27 +165,21 @@ def evidence(
         >>> record.answered, len(record.label)
         (6, 6)
     """
-    study = _prepare(as_model(model), images, labels, maps, methods, regions, layer, donors, recipients,
-                     seed, passes)  # fmt: skip
-    off = tuple(study.transplant(side, off_object=True) for side in sides)
-    anywhere = tuple(study.transplant(side, off_object=False) for side in sides) if study.has_regions else off
-    tests = study.properties(files)
+    study = prepare(as_model(model), images, labels, maps, methods, regions, layer, donors, recipients,
+                    seed, passes)  # fmt: skip
     names = tuple(ids) or tuple(map(str, range(len(study.images))))
-    record = EvidenceRecord(
-        names, tuple(classes), tuple(study.methods), tuple(study.image.tolist()), tuple(study.label.tolist()),
-        study.has_regions, off, anywhere, study.removal(), study.exchange(), tests,
-        study.object_shares(), tuple(test.side**2 / math.prod(study.size) for test in off),
-        answered=int(study.is_right.any(1).sum()),
-    )  # fmt: skip
+    record = study.record(sides, names, tuple(classes), files)
     items = [*study.patch_items(record), *study.property_items(record, files)]
     return replace(record, items=tuple(items), inputs=study.inputs[0])
 
 
-def _prepare(
-    model: Model, images: Images, labels: ArrayLike, maps: Mapping[str, Maps] | None,
-    methods: Sequence[str], regions: ArrayLike | None, layer: Any, donors: int, recipients: int, seed: int,
-    passes: Passes,
+def prepare(
+    model: Model, images: Images, labels: ArrayLike, maps: Mapping[str, Maps] | None = None,
+    methods: Sequence[str] = METHODS, regions: ArrayLike | None = None, layer: Any = None,
+    donors: int = DONORS, recipients: int = RECIPIENTS, seed: int = 0, passes: Passes | None = None,
 ) -> Interventions:  # fmt: skip
+    """Donors, their recipients and their maps; arguments as for `evidence`."""
+    passes = passes or {}
     inputs = model.check_images(images).to(model.device)
     refuse_volumes("evidence", size_of(inputs))
     logits = all_logits(model, inputs, **passes)  # the first pass determines the head
@@ -311,6 +305,25 @@ class Interventions:
             if count:
                 own[region] = 1 / np.bincount(parts[region])[parts[region]]
         return torch.from_numpy(weights)
+
+    def record(
+        self, sides: Sequence[float], ids: tuple[str, ...], classes: tuple[str, ...], files: Files
+    ) -> EvidenceRecord:
+        """All tests, without images; arguments as for `evidence`."""
+        off, anywhere = self.transplants(sides)
+        return EvidenceRecord(
+            ids, classes, tuple(self.methods), tuple(self.image.tolist()), tuple(self.label.tolist()),
+            self.has_regions, off, anywhere, self.removal(), self.exchange(), self.properties(files),
+            self.object_shares(), tuple(test.side**2 / math.prod(self.size) for test in off),
+            inputs=self.inputs[0], answered=int(self.is_right.any(1).sum()),
+        )  # fmt: skip
+
+    def transplants(self, sides: Sequence[float]) -> tuple[tuple[PatchTest, ...], tuple[PatchTest, ...]]:
+        """By side: windows off the object, and windows anywhere; without regions these are the same."""
+        off = tuple(self.transplant(side, off_object=True) for side in sides)
+        if not self.has_regions:
+            return off, off
+        return off, tuple(self.transplant(side, off_object=False) for side in sides)
 
     def outcomes(self, count: int, make: Callable[[Tensor], Tensor], label: np.ndarray) -> np.ndarray:
         """Array "count 3": whether class label[j] is answered, is among the first five, and its log-odds."""

@@ -13,6 +13,7 @@ whose own colour or brightness is its class is no finding.
     corner, edge   a square of 1/5 of the side, a strip of 1/8
     sharpness      mean absolute Laplacian relative to the contrast, reached by blurring or sharpening
     noise          standard deviation of noise (Immerkaer 1996), added where the other image has more
+    texture        Fourier amplitudes, added where the other image has larger ones; phases stay
     size           height and width of the image file, before preprocessing
     compression    quantisation tables of a JPEG file
 
@@ -24,6 +25,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from PIL import Image
@@ -35,6 +37,7 @@ from heatproof.explain.baselines import gaussian_blur
 FRAME, CORNER, EDGE, ILLUMINATION = 1 / 14, 1 / 5, 1 / 8, 1 / 6  # of the image's side
 BLURS, SHARPER = (0.5, 0.8, 1.2, 1.8, 2.7, 4.0), (0.5, 1.0, 2.0, 4.0)  # sigmas in pixels; amounts
 LEAST_WEIGHT, LEAST_DEVIATION = 1e-3, 1e-3
+COARSE = 48  # pixels at which low frequencies are computed
 PLACES = {  # slices of height and width, of a region of `part` of the side
     "corner, top left": ("first", "first"), "corner, top right": ("first", "last"),
     "corner, bottom left": ("last", "first"), "corner, bottom right": ("last", "last"),
@@ -85,14 +88,21 @@ def background(images: Tensor, others: Tensor, weights: Tensor, other_weights: T
 
 
 def sharpness(images: Tensor, others: Tensor, weights: Tensor, other_weights: Tensor) -> Tensor:
-    """Images blurred or sharpened to the relative mean absolute Laplacian of the others."""
-    blurred = [gaussian_blur(images, sigma) for sigma in BLURS]
-    sharper = [images + amount * (images - blurred[1]) for amount in SHARPER]
-    variants = torch.stack([images, *blurred, *sharper])
-    wanted = _laplacian(others, other_weights).log()
-    reached = torch.stack([_laplacian(variant, weights) for variant in variants]).log()
-    best = (reached - wanted).abs().argmin(0)
-    return variants[best, torch.arange(len(images), device=images.device)]
+    """Images blurred or sharpened to the relative mean absolute Laplacian of the others, in grey."""
+    changes = [partial(gaussian_blur, sigma=sigma) for sigma in BLURS]
+    changes += [partial(_sharpened, amount=amount) for amount in SHARPER]
+    grey, other_grey = (each.mean(1, keepdim=True) for each in (images, others))
+    reached = [_laplacian(made, weights) for made in (grey, *(change(grey) for change in changes))]
+    wanted = _laplacian(other_grey, other_weights)
+    best = (torch.stack(reached).log() - wanted.log()).abs().argmin(0) - 1  # -1: unchanged
+    result = images.clone()
+    for number in best[best >= 0].unique().tolist():
+        result[best == number] = changes[number](images[best == number])
+    return result
+
+
+def _sharpened(images: Tensor, amount: float) -> Tensor:
+    return images + amount * (images - gaussian_blur(images, BLURS[1]))
 
 
 def noise(images: Tensor, others: Tensor, weights: Tensor, other_weights: Tensor) -> Tensor:
@@ -100,6 +110,14 @@ def noise(images: Tensor, others: Tensor, weights: Tensor, other_weights: Tensor
     missing = (_noise_level(others, other_weights) ** 2 - _noise_level(images, weights) ** 2).clamp(min=0)
     drawn = torch.randn(images.shape[1:], generator=torch.Generator().manual_seed(0)).to(images)
     return images + missing.sqrt()[:, None, None, None] * drawn
+
+
+def texture(images: Tensor, others: Tensor, weights: Tensor, other_weights: Tensor) -> Tensor:
+    """Images with the Fourier amplitudes that they lack beside the others, at their own phases."""
+    own, phase = _spectrum(images, weights)
+    missing = (_spectrum(others, other_weights)[0] - own).clamp(min=0)
+    missing[..., 0, 0] = 0  # the mean is a colour
+    return images + torch.fft.irfft2(torch.polar(missing, phase), s=images.shape[-2:])
 
 
 def pasted(mask: Tensor) -> Transfer:
@@ -122,10 +140,12 @@ def off_object(transfer: Transfer) -> Transfer:
 
 def transfers(size: tuple[int, int], with_regions: bool) -> dict[str, Transfer]:
     """By name, the transfers that need no files. with_regions: whether objects are annotated."""
-    statistics = {"colour": colour, "illumination": illumination, "sharpness": sharpness, "noise": noise}
+    statistics = {"colour": colour, "illumination": illumination, "sharpness": sharpness, "noise": noise,
+                  "texture": texture}  # fmt: skip
     named: dict[str, Transfer] = {name: off_object(transfer) for name, transfer in statistics.items()}
     if with_regions:
         named["background"] = background
+        named |= {f"{name}, whole image": transfer for name, transfer in statistics.items()}
     for name in ("frame", *PLACES):
         mask = region_mask(name, size)
         assert mask is not None
@@ -162,10 +182,24 @@ def _moments(images: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _smooth(images: Tensor, weights: Tensor) -> Tensor:
-    """Low frequencies from the pixels that count; elsewhere they are extended from these."""
-    sigma = ILLUMINATION * min(images.shape[-2:])
-    covered = gaussian_blur(weights[:, None], sigma)
-    return gaussian_blur(images * weights[:, None], sigma) / covered.clamp(min=LEAST_WEIGHT)
+    """Low frequencies from the pixels that count; elsewhere they are extended from these.
+
+    Computed on images of at most COARSE pixels, which hold these frequencies.
+    """
+    size = images.shape[-2:]
+    small = tuple(min(length, COARSE) for length in size)
+    sigma = [ILLUMINATION * min(size) * short / length for short, length in zip(small, size, strict=True)]
+    both = F.interpolate(torch.cat([images * weights[:, None], weights[:, None]], 1), small, mode="area")
+    low = gaussian_blur(both, min(sigma))
+    low = low[:, :-1] / low[:, -1:].clamp(min=LEAST_WEIGHT)
+    return F.interpolate(low, size, mode="bilinear", align_corners=False)
+
+
+def _spectrum(images: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Fourier amplitudes, as if the pixels that count filled the image, and phases."""
+    share = weights.mean((1, 2))[:, None, None, None].clamp(min=LEAST_WEIGHT)
+    spectrum = torch.fft.rfft2((images - _smooth(images, weights)) * weights[:, None])
+    return spectrum.abs() / share, spectrum.angle()
 
 
 def _filtered(images: Tensor, weights: Tensor, kernel: list[list[float]]) -> Tensor:
