@@ -12,7 +12,7 @@ from heatproof.cli import HandledErrors
 from heatproof.cli._console import PATH, say
 from heatproof.models.load import best_device
 from research.replication.population import CIFAR_NETWORKS, PROTOCOL_NETWORKS, RATES, STUDIES, select
-from research.replication.train import Place, run_all, xray_files
+from research.replication.train import Place, run_all, unpack, xray_files
 
 
 class ReplicationCommand(HandledErrors):
@@ -50,14 +50,17 @@ def prepare_command(data: Path, out: Path) -> None:
 @click.option("--device", help="cuda, cpu, ...; the fastest available by default.")
 @click.option("--processes", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--minutes", type=float, help="No training is started later.")
+@click.option("--earlier", type=PATH, multiple=True, help="Joined results of earlier calls; repeatable.")
 @study_option
 @network_option
 def train_command(
     data: Path, out: Path, device: str | None, processes: int, minutes: float | None,
-    studies: tuple[str, ...], networks: tuple[str, ...],
+    earlier: tuple[Path, ...], studies: tuple[str, ...], networks: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Run the trainings that are missing; a command that was stopped continues where it was."""
     until = float("inf") if minutes is None else time.time() + 60 * minutes
+    for path in earlier:
+        unpack(path, out)
     run_all(select(studies, networks), Place(data, out, best_device(device), until), processes, say)
 
 

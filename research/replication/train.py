@@ -226,6 +226,13 @@ def join(out: Path) -> int:
     return len(files)
 
 
+def unpack(joined: Path, out: Path) -> None:
+    """Write the trainings of an earlier call into a folder, so that they are not run again."""
+    for result in read_results(joined):
+        path = out / "trainings" / f"{result['name']}.json"
+        write_whole({path: json.dumps(result, separators=(",", ":"))})
+
+
 def read_results(path: Path) -> list[dict[str, Any]]:
     """The trainings of a joined file."""
     results: list[dict[str, Any]] = json.loads(gzip.decompress(path.read_bytes()))
