@@ -17,8 +17,9 @@ import heatproof as hp
 from conftest import needs_cuda, small_cnn
 from heatproof.explain import api
 from heatproof.models.accel import Accelerator
-from heatproof.models.accel.graphs import MOST, SEEN, Graphs, _refusing_to_wait, recordable, state_of
+from heatproof.models.accel.graphs import MOST, SEEN, Graphs, _refusing_to_wait, recordable
 from heatproof.models.derived import copy_of
+from heatproof.models.state import ModuleState
 
 CAMS = ["gradcam", "gradcam++", "layercam", "xgradcam", "hirescam", "eigencam", "eigengradcam"]
 
@@ -90,10 +91,10 @@ def test_what_cannot_be_recorded_runs_as_before_and_says_why(caplog: pytest.LogC
 
 def test_what_a_recording_cannot_see_changes_its_key() -> None:
     net, graphs = small_cnn().eval(), Graphs(Rerun)
-    first, recorded = state_of(net), graphs.state(net)
+    first, recorded = ModuleState(net).mark, graphs.state(net)
     with torch.no_grad():
         net[0].weight.mul_(2)
-    assert state_of(net) == first, "weights changed in place are seen by the recording itself"
+    assert ModuleState(net).mark == first, "weights changed in place are seen by the recording itself"
     assert graphs.state(net) == recorded
     hook = net[0].register_forward_hook(lambda *_: None)
     assert graphs.state(net) is None, "somebody's Python runs in its pass"
@@ -111,8 +112,8 @@ def test_what_a_recording_cannot_see_changes_its_key() -> None:
     for change in changes:
         before = graphs.state(net)
         change()
-        assert state_of(net) != first and graphs.state(net) != before
-        first = state_of(net)
+        assert ModuleState(net).mark != first and graphs.state(net) != before
+        first = ModuleState(net).mark
     assert recordable(net)
     with net[2].register_forward_hook(lambda *_: None):
         assert not recordable(net)

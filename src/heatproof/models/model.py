@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from PIL import Image
@@ -23,6 +26,7 @@ from heatproof.models.accel import AccelerationState, Accelerator
 from heatproof.models.dense_heads import check_inputs, named_head, read_first
 from heatproof.models.heads import Columns, Head, LastStep, Undetermined, vectors_of
 from heatproof.models.running import at_least_float, frozen_eval, interrupts
+from heatproof.models.state import ModuleState
 from heatproof.timeline import span
 from heatproof.types import ArrayLike, Images, Picture
 
@@ -37,6 +41,7 @@ _reported: set[str] = set()  # names of networks for which memory ran out
 class ModelFacts:
     """Facts about a network that passes have determined, so that none is determined twice."""
 
+    determined: dict[str, Any] = field(default_factory=dict)  # head, layer and scales of a Model, by passes
     writes_input: bool | None = None  # whether its forward changes its input; None before the first pass
     columns: int | None = None  # number of columns of its logits
     scales: tuple[str, ...] | None = None  # layers of multi-scale CAMs by their names; () where none fit
@@ -114,10 +119,13 @@ class Model:
         return tensor.dtype if tensor.is_floating_point() else torch.float32
 
     def _any_tensor(self) -> Tensor:
-        # Not as the default of a single next(), which would list all buffers at every call.
-        if (weight := next(self.module.parameters(), None)) is not None:
-            return weight
-        return next(self.module.buffers(), torch.empty(0, dtype=torch.float32, device="cpu"))
+        # Several times as fast as module.parameters(), and called often.
+        for kind in ("_parameters", "_buffers"):
+            for part in self.module.modules():
+                for tensor in getattr(part, kind).values():
+                    if tensor is not None:
+                        return tensor
+        return torch.empty(0, dtype=torch.float32, device="cpu")
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits "b k", float32, in the module's current mode; differentiable if gradients are enabled."""
@@ -137,9 +145,15 @@ class Model:
         head, table = read_first(self.head, self.module, output, len(images), last)
         # NaN or infinite outputs do not identify the head: the next pass determines it again.
         if torch.isfinite(table).all():
-            self.facts.writes_input = before is None or given._version != before
-            self.head = head
+            if isinstance(self.head, Undetermined):
+                self.determine(head=head)
+            self.head, self.facts.writes_input = head, before is None or given._version != before
         return head.logits(at_least_float(table))
+
+    def determine(self, **fields: Any) -> None:
+        """Set fields that a pass determined, also of later Models of the same plain module."""
+        vars(self).update(fields)
+        self.facts.determined |= fields
 
     @property
     def was_seen(self) -> bool:
@@ -322,13 +336,57 @@ def check_pixels(images: Tensor) -> None:
             raise InputError(f"images contain NaN or infinite pixels (image {', '.join(map(str, bad[:8]))})")
 
 
+class _Analysed(NamedTuple):
+    """A Model of a plain module, without the module, and the state and weights that it is valid for."""
+
+    model: Model
+    state: ModuleState
+    versions: list[Any] | None
+
+
+_analysed: WeakKeyDictionary[nn.Module, _Analysed] = WeakKeyDictionary()
+_analysing = threading.RLock()
+
+
 def as_model(model: Model | nn.Module) -> Model:
-    """Wrap a module in a Model with load_model; a Model is returned unchanged."""
+    """Wrap a module in a Model with load_model; a Model is returned unchanged.
+
+    What passes determine about a module is cached until it changes (see state.py) or is freed. If only its
+    weights change, its layers stay known and its head is determined again.
+    """
     if isinstance(model, Model):
         return model
     from heatproof.models.load import load_model  # here, since load.py imports this file
 
-    return load_model(model)
+    if not isinstance(model, nn.Module):
+        return load_model(model)
+    with _analysing:
+        known = _analysed.get(model)
+        versions = known.state.versions(model) if known else None
+        if known is None or versions is None:
+            loaded = load_model(model)
+            try:
+                state = ModuleState(model, known.state if known else None)
+            except RuntimeError:  # tensors without an address, such as sparse ones
+                return loaded
+            if loaded.module not in set(model.modules()):  # made by load_model, as for a Keras model
+                return loaded
+            versions = state.versions(model)
+            if known is None or state.mark != known.state.mark:
+                del vars(loaded)["module"]  # a reference to it would keep it from being freed
+                known = _Analysed(loaded, state, versions)
+            _analysed[model] = known = known._replace(state=state)
+        if versions != known.versions:
+            facts = known.model.facts
+            template = copy.copy(known.model)
+            template.facts = replace(
+                facts, writes_input=None, columns=None, acceleration=replace(facts.acceleration, graphs=None),
+                determined={name: facts.determined[name] for name in facts.determined if name != "head"},
+            )  # fmt: skip
+            _analysed[model] = known = _Analysed(template, known.state, versions)
+    copied = copy.copy(known.model)
+    vars(copied).update(copied.facts.determined, module=running.unwrapped(model))
+    return copied
 
 
 def first_convolution(module: nn.Module) -> nn.Conv2d | nn.Conv3d | None:

@@ -26,9 +26,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from heatproof.models.accel.folding import Folding, is_watched
+from heatproof.models.accel.folding import Folding
 from heatproof.models.accel.graphs import Graphs, drop_recordings, recordable
 from heatproof.models.running import frozen_eval
+from heatproof.models.state import is_watched
 from heatproof.timeline import span
 from heatproof.types import size_of
 

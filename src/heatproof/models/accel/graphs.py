@@ -18,23 +18,20 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from operator import is_
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from heatproof.models.accel.folding import HOOKS, is_watched
 from heatproof.models.checkpoints import first_line
 from heatproof.models.running import interrupts
+from heatproof.models.state import ModuleState, is_watched
 from heatproof.timeline import span
 
 MOST = 6  # recordings of a Model
 SEEN = 2  # passes of a shape before it is recorded
 LARGER = 8  # largest ratio of padded to real inputs; at small batches launches cost more than inputs
-PLAIN = (int, float, bool, str, type(None))
-OF_EVERY_MODULE = frozenset(nn.Module().__dict__)  # weights, modes, hooks: handled separately
 log = logging.getLogger("heatproof")
 
 Function = Callable[..., Any]  # tensors "b ..." in, a tree of tensors "b ..." out
@@ -120,14 +117,17 @@ class Graphs:
         self.seen: Counter[Hashable] = Counter()
         self.requests: OrderedDict[Hashable, tuple[Hashable, int]] = OrderedDict()  # keys of recordings
         self.reason = ""  # why recording was given up
-        self._state: _ModuleState | None = None
+        self._state: ModuleState | None = None
         self._pool: Any = None  # memory shared by recordings: results of one are copied before the next runs
         _every.add(self)
 
     def state(self, module: nn.Module) -> Hashable:
         """A hash of everything a recording cannot see change; None if the network is not recordable."""
-        if self._state is None or not self._state.holds(module):
-            self._state = _ModuleState(module)
+        if self._state is None or self._state.versions(module) is None:
+            state = ModuleState(module, self._state)
+            if state.watched:
+                return None
+            self._state = state
         return self._state.mark
 
     def replay(self, request: Hashable, inputs: Sequence[Tensor], key: Callable[[], Hashable]) -> Any:
@@ -210,48 +210,3 @@ def _full_key(key: Hashable, inputs: Sequence[Tensor]) -> Hashable:
 def recordable(module: nn.Module) -> bool:
     """Whether nothing but torch runs in the network's pass: no hook, no patched forward."""
     return not any(map(is_watched, module.modules()))
-
-
-class _ModuleState:
-    """A network's state, stored to check quickly whether it is unchanged.
-
-    It keeps references to all that it compares by identity, so that nothing can be freed and replaced unseen.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        parts = list(module.modules())
-        inner = [part.__dict__[name] for part in parts for name in ("_parameters", "_buffers", "_modules")]
-        self.module, self.dicts = module, [part.__dict__ for part in parts] + inner
-        self.hooks = [part.__dict__[hooks] for part in parts for hooks in HOOKS]
-        self.values = self._values()
-        self.tensors = [value for value in self.values if isinstance(value, Tensor)]
-        self.addresses = list(map(Tensor.data_ptr, self.tensors))
-        self.mark = state_of(module) if recordable(module) else None
-
-    def _values(self) -> list[Any]:
-        return [value for own in self.dicts for value in own.values()]
-
-    def holds(self, module: nn.Module) -> bool:
-        if module is not self.module or self.mark is None or any(self.hooks):
-            return False
-        now = self._values()
-        same = len(now) == len(self.values) and all(map(is_, now, self.values))
-        return same and list(map(Tensor.data_ptr, self.tensors)) == self.addresses
-
-
-def state_of(module: nn.Module) -> int:
-    """A hash of what a recording cannot see change: where weights lie, modules, modes, attributes."""
-    marks: list[Any] = []
-    for part in module.modules():
-        own = part.__dict__
-        marks += (id(part), own["training"])
-        for tensors in (own["_parameters"], own["_buffers"]):
-            marks += [tensor.data_ptr() for tensor in tensors.values() if tensor is not None]
-        for name in own.keys() - OF_EVERY_MODULE:
-            value = own[name]
-            if isinstance(value, tuple):
-                value = repr(value)
-            elif type(value) not in PLAIN:
-                value = value.data_ptr() if isinstance(value, Tensor) else id(value)
-            marks.append((name, value))
-    return hash(tuple(marks))
