@@ -30,7 +30,7 @@ class Rerun:
     made = 0
 
     def __init__(
-        self, function: Callable[..., Any], given: Sequence[Tensor], reads: object = (), pool: object = None
+        self, function: Callable[..., Any], given: Sequence[Tensor], reads: object = (), lasting: object = False
     ) -> None:
         Rerun.made += 1
         self.function, self.room = function, [value.clone() for value in given]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -11,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -22,7 +21,7 @@ from heatproof.errors import InputError, ModelError, TargetError
 from heatproof.images.arrays import open_seen
 from heatproof.images.preprocess import Preprocess
 from heatproof.models import running
-from heatproof.models.accel import AccelerationState, Accelerator
+from heatproof.models.accel import AccelerationState, in_parts
 from heatproof.models.dense_heads import check_inputs, named_head, read_first
 from heatproof.models.heads import Columns, Head, LastStep, Undetermined, vectors_of
 from heatproof.models.running import at_least_float, frozen_eval, interrupts
@@ -32,9 +31,6 @@ from heatproof.types import ArrayLike, Images, Picture
 
 PICTURE = (str, PathLike, Image.Image)
 CONVOLUTIONS = (nn.Conv2d, nn.Conv3d)
-Part = TypeVar("Part")
-log = logging.getLogger("heatproof")
-_reported: set[str] = set()  # names of networks for which memory ran out
 
 
 @dataclass
@@ -209,29 +205,12 @@ class Model:
     def logits(self, images: Tensor) -> Tensor:
         """Logits "b k" in evaluation mode; modes and flags of the module are restored."""
         with frozen_eval(self.module):
-            parts = self.in_halves(lambda a, b: self.forward(self.ready(images[a:b])), 0, len(images))
+
+            def work(start: int, stop: int) -> Tensor:
+                return self.forward(self.ready(images[start:stop]))
+
+            parts = [logits for logits, _ in in_parts(self, len(images), work)]
             return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def in_halves(self, work: Callable[[int, int], Part], start: int, stop: int) -> list[Part]:
-        """Call work(start, stop) for all images; if memory runs out, for each half of them."""
-        try:
-            return [work(start, stop)]
-        except (RuntimeError, MemoryError) as error:
-            if stop - start < 2 or not running.is_out_of_memory(error):
-                raise
-        self.free_memory(stop - start)  # outside the handler, since the traceback keeps tensors alive
-        half = (start + stop + 1) // 2
-        return [*self.in_halves(work, start, half), *self.in_halves(work, half, stop)]
-
-    def free_memory(self, inputs: int) -> None:
-        """Release what can be released after a pass that ran out of memory, and report that once."""
-        Accelerator(self).release()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-        if self.name not in _reported:
-            _reported.add(self.name)
-            text = "memory does not hold a pass of %d images; smaller passes are made, whose results agree"
-            log.warning(f"%s: {text} up to rounding", self.name, inputs)
 
     def input_gradient(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Gradient "b c h w" of each target's logit and the "b k" logits; one forward, one backward."""

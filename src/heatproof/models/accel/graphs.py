@@ -6,7 +6,7 @@ they lie, so it sees weights that were changed in place; everything else that it
 key: where the weights lie, the modules, their attributes and modes, torch's settings. (A list that a network
 keeps and other code changes in place is not seen.) Networks with hooks run Python code of their own and are
 never recorded. A pass that cannot be recorded (it reads a number from the GPU on the way) runs as before, and
-`reason` is the cause. A Model keeps its last few recordings, and the memory of their passes.
+`reason` is the cause. A Model keeps its last few recordings. All share one memory pool, with a limit.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from heatproof.models.checkpoints import first_line
-from heatproof.models.running import interrupts
+from heatproof.models.running import interrupts, is_out_of_memory
 from heatproof.models.state import ModuleState, is_watched
 from heatproof.timeline import span
 
 MOST = 6  # recordings of a Model
 SEEN = 2  # passes of a shape before it is recorded
+LATER = 30  # further passes before it is tried again, where memory ran out
 LARGER = 8  # largest ratio of padded to real inputs; at small batches launches cost more than inputs
 log = logging.getLogger("heatproof")
 
@@ -44,9 +45,16 @@ class Recording:
     """
 
     def __init__(
-        self, function: Function, inputs: Sequence[Tensor], reads: Sequence[Tensor] = (), pool: Any = None
+        self,
+        function: Function,
+        inputs: Sequence[Tensor],
+        reads: Sequence[Tensor] = (),
+        lasting: bool = False,
     ) -> None:
         self.device, self.reads = inputs[0].device, reads
+        drop_recordings(_most_bytes(self.device))
+        self.pool = None if lasting else _shared_pool()
+        before = torch.cuda.memory_reserved(self.device)
         with torch.cuda.device(self.device), _normal_tensors():
             self.inputs = [tensor.detach().clone() for tensor in inputs]
             current, side = torch.cuda.current_stream(), _side_stream(self.device)
@@ -57,8 +65,9 @@ class Recording:
                     function(*self.inputs)
             current.wait_stream(side)
             self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph, pool, side, capture_error_mode="thread_local"):
+            with torch.cuda.graph(self.graph, self.pool, side, capture_error_mode="thread_local"):
                 self.outputs = function(*self.inputs)
+        self.bytes = max(0, torch.cuda.memory_reserved(self.device) - before)
 
     def __call__(self, inputs: Sequence[Tensor]) -> Any:
         with torch.cuda.device(self.device), _normal_tensors():
@@ -102,10 +111,29 @@ def _refusing_to_wait() -> Iterator[None]:
 _every: weakref.WeakSet[Graphs] = weakref.WeakSet()
 
 
-def drop_recordings() -> None:
-    """Drop the recordings of all networks, to free their memory."""
-    for graphs in list(_every):
-        graphs.recordings.clear()
+def drop_recordings(most: float | None = None) -> None:
+    """Drop all recordings of all networks, or the largest until the rest takes at most `most` bytes."""
+    every = [(graphs.recordings, key) for graphs in list(_every) for key in list(graphs.recordings)]
+    sizes = {i: getattr(recordings[key], "bytes", 0) for i, (recordings, key) in enumerate(every)}
+    for i in sorted(sizes, key=sizes.__getitem__, reverse=True):
+        if most is not None and sum(sizes.values()) <= most:
+            return
+        recordings, key = every[i]
+        del recordings[key], sizes[i]
+
+
+def _most_bytes(device: torch.device) -> float:
+    """Memory for recordings: half of what this process may allocate, at most an eighth of the GPU."""
+    fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)  # not in torch 2.5
+    return min(fraction(device) / 2, 1 / 8) * torch.cuda.mem_get_info(device)[1]
+
+
+def _shared_pool() -> Any:
+    """The memory pool of all recordings whose results are copied before the next one runs."""
+    # A handle may be used again only while a recording uses it.
+    known = (recording for graphs in list(_every) for recording in graphs.recordings.values())
+    pools = (getattr(recording, "pool", None) for recording in known)
+    return next(filter(None, pools), None) or torch.cuda.graph_pool_handle()
 
 
 class Graphs:
@@ -118,7 +146,6 @@ class Graphs:
         self.requests: OrderedDict[Hashable, tuple[Hashable, int]] = OrderedDict()  # keys of recordings
         self.reason = ""  # why recording was given up
         self._state: ModuleState | None = None
-        self._pool: Any = None  # memory shared by recordings: results of one are copied before the next runs
         _every.add(self)
 
     def state(self, module: nn.Module) -> Hashable:
@@ -180,14 +207,20 @@ class Graphs:
         # Recording costs several passes, so a shape must occur repeatedly before it pays.
         if self.seen[key, count] <= SEEN:
             return function(*inputs)
+        recording, is_short = None, False
         try:
-            if self._pool is None and torch.cuda.is_available():
-                self._pool = torch.cuda.graph_pool_handle()
-            recording = self.record(function, inputs, reads, None if lasting else self._pool)
+            recording = self.record(function, inputs, reads, lasting)
         except Exception as error:  # of any kind; the plain pass below raises it again if it is a bug
-            self.reason = f"its pass cannot be recorded as a CUDA graph ({first_line(error)[:120]})"
-            log.info("passes run kernel by kernel: %s", self.reason)
+            is_short = is_out_of_memory(error)
+            if not is_short:
+                self.reason = f"its pass cannot be recorded as a CUDA graph ({first_line(error)[:120]})"
+                log.info("passes run kernel by kernel: %s", self.reason)
+        if recording is None:  # outside the handler, since the traceback keeps tensors alive
             self.recordings.clear()
+            if is_short:
+                self.seen[key, count] = -LATER
+                drop_recordings()
+                torch.cuda.empty_cache()
             return function(*inputs)
         self.recordings[key, count] = recording
         while len(self.recordings) > MOST:
