@@ -30,7 +30,11 @@ class Rerun:
     made = 0
 
     def __init__(
-        self, function: Callable[..., Any], given: Sequence[Tensor], reads: object = (), lasting: object = False
+        self,
+        function: Callable[..., Any],
+        given: Sequence[Tensor],
+        reads: object = (),
+        lasting: object = False,
     ) -> None:
         Rerun.made += 1
         self.function, self.room = function, [value.clone() for value in given]

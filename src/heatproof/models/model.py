@@ -31,6 +31,7 @@ from heatproof.types import ArrayLike, Images, Picture
 
 PICTURE = (str, PathLike, Image.Image)
 CONVOLUTIONS = (nn.Conv2d, nn.Conv3d)
+COPIED_PER_PIXEL = 200  # measured with 16 networks of torchvision
 
 
 @dataclass
@@ -46,6 +47,7 @@ class ModelFacts:
     layer_runs: dict[str, int] = field(default_factory=dict)  # how often the default layer runs in a pass
     part_runs: dict[str, int] | None = None  # how often each module runs in a pass
     quantised: bool | None = None
+    copied_weights: int | None = None  # weights that a channels-last pass copies on a CPU
     keeps_twin: bool = False  # whether the weights do not change, so that the random twin can be cached
     twin: Any = None  # a RandomTwin
     fits: dict[tuple[str, tuple[int, ...]], int] = field(default_factory=dict)  # inputs that fit in memory
@@ -240,7 +242,15 @@ class Model:
 
     def ready(self, images: Tensor) -> Tensor:
         """Images on the model's device, in its type, in the memory format that is fastest."""
-        return images.to(self.device, self.dtype).contiguous(memory_format=running.memory_format(images))
+        form = running.memory_format(images)
+        # Only without a precision: the rows of a run keep their last bits. Channels-last convolutions copy
+        # their weights at every call, which takes longer than they save if there is a single image.
+        if len(images) == 1 and images.ndim == 4 and self.precision is None and self.device.type == "cpu":
+            if self.facts.copied_weights is None:
+                self.facts.copied_weights = _copied_weights(self.module)
+            if self.facts.copied_weights > COPIED_PER_PIXEL * images[0, 0].numel():
+                form = torch.contiguous_format
+        return images.to(self.device, self.dtype).contiguous(memory_format=form)
 
     def check_images(self, images: Images, finite: bool = True) -> Tensor:
         """Check images, and preprocess files and Pillow images; finite: pixels too, which waits for a GPU."""
@@ -366,6 +376,15 @@ def as_model(model: Model | nn.Module) -> Model:
     copied = copy.copy(known.model)
     vars(copied).update(copied.facts.determined, module=running.unwrapped(model))
     return copied
+
+
+def _copied_weights(module: nn.Module) -> int:
+    """Number of weights in kernels larger than 1x1; 0 with several poolings, which are slow in planes."""
+    parts = list(module.modules())
+    if sum(isinstance(part, nn.MaxPool2d) for part in parts) > 1:
+        return 0
+    weights = (part.weight for part in parts if isinstance(part, nn.Conv2d))
+    return sum(weight.numel() for weight in weights if weight[0, 0].numel() > 1)
 
 
 def first_convolution(module: nn.Module) -> nn.Conv2d | nn.Conv3d | None:
