@@ -48,6 +48,7 @@ class ModelFacts:
     part_runs: dict[str, int] | None = None  # how often each module runs in a pass
     quantised: bool | None = None
     copied_weights: int | None = None  # weights that a channels-last pass copies on a CPU
+    versions: list[Any] | None = None  # of the weights of a plain module, for which the rest is valid
     keeps_twin: bool = False  # whether the weights do not change, so that the random twin can be cached
     twin: Any = None  # a RandomTwin
     fits: dict[tuple[str, tuple[int, ...]], int] = field(default_factory=dict)  # inputs that fit in memory
@@ -373,9 +374,21 @@ def as_model(model: Model | nn.Module) -> Model:
                 determined={name: facts.determined[name] for name in facts.determined if name != "head"},
             )  # fmt: skip
             _analysed[model] = known = _Analysed(template, known.state, versions)
-    copied = copy.copy(known.model)
-    vars(copied).update(copied.facts.determined, module=running.unwrapped(model))
-    return copied
+        known.model.facts.versions = versions
+    return _completed(known.model, model)
+
+
+def recorded_model(module: nn.Module) -> Model | None:
+    """The last Model of a plain module if passes of it are recorded, without checks for changes."""
+    known = _analysed.get(module)
+    graphs = known and known.model.facts.acceleration.graphs
+    return _completed(known.model, module) if known and graphs else None
+
+
+def _completed(model: Model, module: nn.Module) -> Model:
+    completed = copy.copy(model)
+    vars(completed).update(completed.facts.determined, module=running.unwrapped(module))
+    return completed
 
 
 def _copied_weights(module: nn.Module) -> int:

@@ -1,6 +1,7 @@
 """Detection of changes of a network, which decides whether an analysis or a recording of it is still valid.
 
-A state consists of the modules, their attributes, hooks and modes, and of where parameters and buffers lie.
+A state consists of the modules, their attributes and hooks, and of where parameters and buffers lie; not of
+their modes, since passes run in evaluation mode (`frozen_eval`).
 It keeps no reference that would keep the network alive. Values of weights are no part of it: `versions`
 counts the changes that torch sees. Two kinds of changes are not detected: other code that changes an object
 in place which an attribute refers to (except lists, tuples, dicts and sets of plain values), and values
@@ -86,7 +87,6 @@ class ModuleState:
         ]
         for part, skip in zip(parts, self._skips, strict=True):
             own = part.__dict__
-            values.append(own["training"])
             values += islice(own.values(), skip, None)
             for inner in INNER(own):
                 if inner:

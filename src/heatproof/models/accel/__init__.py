@@ -31,7 +31,7 @@ from heatproof.models.accel.folding import Folding
 from heatproof.models.accel.graphs import Graphs, recordable
 from heatproof.models.accel.memory import in_parts as in_parts
 from heatproof.models.accel.memory import limited_memory as limited_memory
-from heatproof.models.running import frozen_eval
+from heatproof.models.running import exclusive, frozen_eval
 from heatproof.models.state import is_watched
 from heatproof.timeline import span
 from heatproof.types import size_of
@@ -167,12 +167,16 @@ class Accelerator:
         graphs = self.state.graphs if self.enabled else None
         if graphs is None or graphs.reason or request not in graphs.requests:
             return None
-        try:
-            inputs = self._inputs(images, targets)
-            results = graphs.replay(request, inputs, lambda: self._key(graphs, request))
-        except torch.OutOfMemoryError:
-            return None  # out of memory: the queue repeats the pass with half the inputs
-        return tree_map_only(Tensor, Tensor.clone, results)
+        expected = self.model.facts.versions
+        with exclusive(self.model.module):
+            try:
+                inputs = self._inputs(images, targets)
+                results = graphs.replay(request, inputs, lambda: self._key(graphs, request))
+            except torch.OutOfMemoryError:
+                return None  # out of memory: the queue repeats the pass with half the inputs
+            if expected is not None and graphs.versions != expected:
+                return None
+            return tree_map_only(Tensor, Tensor.clone, results)
 
     def describe(self) -> list[str]:
         """Sentences for a run's log: how the passes of this network run."""

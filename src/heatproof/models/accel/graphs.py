@@ -146,15 +146,17 @@ class Graphs:
         self.requests: OrderedDict[Hashable, tuple[Hashable, int]] = OrderedDict()  # keys of recordings
         self.reason = ""  # why recording was given up
         self._state: ModuleState | None = None
+        self.versions: list[Any] | None = None  # of the weights, when `state` was called last
         _every.add(self)
 
     def state(self, module: nn.Module) -> Hashable:
         """A hash of everything a recording cannot see change; None if the network is not recordable."""
-        if self._state is None or self._state.versions(module) is None:
+        self.versions = self._state and self._state.versions(module)
+        if self._state is None or self.versions is None:
             state = ModuleState(module, self._state)
             if state.watched:
                 return None
-            self._state = state
+            self._state, self.versions = state, state.versions(module)
         return self._state.mark
 
     def replay(self, request: Hashable, inputs: Sequence[Tensor], key: Callable[[], Hashable]) -> Any:
