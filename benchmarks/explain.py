@@ -59,9 +59,9 @@ def _cams(model: Model, batch: int, device: str, repeat: int) -> list[Row]:
         "seven CAMs": lambda: explain(model, images, CAMS, batch_size=batch),
     }
     if find_spec("captum"):
-        contenders["captum LayerGradCam"] = _captum_gradcam(model, images)
+        contenders["captum LayerGradCam"] = captum_gradcam(model, images)
     if find_spec("pytorch_grad_cam"):
-        contenders |= {f"grad-cam {name}": _grad_cam(model, images, name) for name in GRAD_CAM}
+        contenders |= {f"grad-cam {name}": grad_cam(model, images, name) for name in GRAD_CAM}
     ms = side_by_side(contenders, repeat, device)
     ours, bare = ms["seven CAMs"], ms["bare forward"]
     what = f"seven CAMs together, {model.name}, batch {batch}"
@@ -78,13 +78,13 @@ def _cams(model: Model, batch: int, device: str, repeat: int) -> list[Row]:
     return rows
 
 
-def _captum_gradcam(model: Model, images: Tensor) -> Callable[[], object]:
+def captum_gradcam(model: Model, images: Tensor) -> Callable[[], object]:
     captum = need("captum.attr", "references")
     attribution = captum.LayerGradCam(model.module, model.module.layer4)
     return lambda: attribution.attribute(images, target=0)
 
 
-def _grad_cam(model: Model, images: Tensor, name: str) -> Callable[[], object]:
+def grad_cam(model: Model, images: Tensor, name: str) -> Callable[[], object]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         reference = need("pytorch_grad_cam", "references")

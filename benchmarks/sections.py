@@ -28,6 +28,9 @@ SECTIONS = {
         ("pictures",),
     ),
     "explain": BenchSection("methods beside bare passes and other packages", "100 s", "7 minutes"),
+    "calls": BenchSection(
+        "one Grad-CAM of a plain module beside a loaded model, captum and grad-cam", "20 s", "1 minute"
+    ),
     "faithfulness": BenchSection("insertion and deletion beside bare passes", "10 s", "minutes"),
     "maps": BenchSection("C-Score, SSIM and localisation of maps; how they grow", "30 s", "2 minutes"),
     "runner": BenchSection("what a run adds to decoding and explaining", "1 minute", "minutes"),

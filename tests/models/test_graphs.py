@@ -17,8 +17,9 @@ import heatproof as hp
 from conftest import needs_cuda, small_cnn
 from heatproof.explain import api
 from heatproof.models.accel import Accelerator
-from heatproof.models.accel.graphs import MOST, SEEN, Graphs, _refusing_to_wait, recordable, state_of
+from heatproof.models.accel.graphs import MOST, SEEN, Graphs, _refusing_to_wait, recordable
 from heatproof.models.derived import copy_of
+from heatproof.models.state import ModuleState
 
 CAMS = ["gradcam", "gradcam++", "layercam", "xgradcam", "hirescam", "eigencam", "eigengradcam"]
 
@@ -29,7 +30,11 @@ class Rerun:
     made = 0
 
     def __init__(
-        self, function: Callable[..., Any], given: Sequence[Tensor], reads: object = (), pool: object = None
+        self,
+        function: Callable[..., Any],
+        given: Sequence[Tensor],
+        reads: object = (),
+        lasting: object = False,
     ) -> None:
         Rerun.made += 1
         self.function, self.room = function, [value.clone() for value in given]
@@ -90,10 +95,10 @@ def test_what_cannot_be_recorded_runs_as_before_and_says_why(caplog: pytest.LogC
 
 def test_what_a_recording_cannot_see_changes_its_key() -> None:
     net, graphs = small_cnn().eval(), Graphs(Rerun)
-    first, recorded = state_of(net), graphs.state(net)
+    first, recorded = ModuleState(net).mark, graphs.state(net)
     with torch.no_grad():
         net[0].weight.mul_(2)
-    assert state_of(net) == first, "weights changed in place are seen by the recording itself"
+    assert ModuleState(net).mark == first, "weights changed in place are seen by the recording itself"
     assert graphs.state(net) == recorded
     hook = net[0].register_forward_hook(lambda *_: None)
     assert graphs.state(net) is None, "somebody's Python runs in its pass"
@@ -102,7 +107,6 @@ def test_what_a_recording_cannot_see_changes_its_key() -> None:
     changes: list[Callable[[], object]] = [
         lambda: setattr(net[0], "stride", (2, 2)),
         lambda: setattr(net[1], "eps", 0.5),
-        lambda: net[1].train(),
         lambda: setattr(net[0], "weight", nn.Parameter(net[0].weight.clone())),
         lambda: net[1].running_mean.set_(torch.zeros(8)),  # type: ignore[call-overload]
         lambda: net.add_module("more", nn.Identity()),
@@ -111,8 +115,8 @@ def test_what_a_recording_cannot_see_changes_its_key() -> None:
     for change in changes:
         before = graphs.state(net)
         change()
-        assert state_of(net) != first and graphs.state(net) != before
-        first = state_of(net)
+        assert ModuleState(net).mark != first and graphs.state(net) != before
+        first = ModuleState(net).mark
     assert recordable(net)
     with net[2].register_forward_hook(lambda *_: None):
         assert not recordable(net)

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from heatproof.errors import InputError, ModelError
+from heatproof.errors import HeatproofError, InputError, ModelError
 from heatproof.explain.baselines import cut_ahead
 from heatproof.explain.masking import Estimate
 from heatproof.explain.providers import Methods, named
 from heatproof.models.accel import Accelerator
 from heatproof.models.capture import NotAPicture, SharedPass, capture
 from heatproof.models.heads import Columns
-from heatproof.models.model import Model, as_model, check_pixels
+from heatproof.models.model import Model, as_model, check_pixels, recorded_model
 from heatproof.models.queue import Queue, bind_targets
 from heatproof.models.running import checkpoints_in_a_sentence, frozen_eval, is_function, is_quantised
 from heatproof.registry import (
@@ -165,29 +166,41 @@ def explain(
     """
     if isinstance(images, Model | nn.Module):
         raise InputError("the images are given before the model; write explain(model, images, ...)")
-    model, calls = as_model(model), read_methods(methods)
-    on_gpu = isinstance(images, Tensor) and images.is_cuda
-    inputs = model.check_images(images, finite=not on_gpu)
+    calls, on_gpu = read_methods(methods), isinstance(images, Tensor) and images.is_cuda
     if seed < 0:
         raise InputError(f"seed must be 0 or more, got {seed}")
-    if ids is not None and len(ids) != len(inputs):
-        raise InputError(f"ids has {len(ids)} entries but there are {len(inputs)} images; they must match")
-    names = tuple(ids) if ids is not None else tuple(map(str, range(len(inputs))))
-    layer = _layer_names(model, layer)
-    model, targets = bind_targets(model, inputs, targets)
-    maps, logits = shared_pass(
-        model, inputs, calls, targets=targets, layer=layer, seed=seed, ids=names, batch_size=batch_size,
-        progress=progress,
-    )  # fmt: skip
-    if on_gpu:  # checked after the pass, so that the CPU does not wait for the GPU before it
-        check_pixels(inputs)
-    if not allow_nan and (lost := model.head.unanswered(logits)).any():
-        images_lost = ", ".join(names[i] for i in lost.nonzero().flatten().tolist()[:8])
-        raise InputError(
-            f"the output of {model.name} is NaN or infinite for image {images_lost} ({int(lost.sum())} of "
-            f"{len(inputs)}), so it cannot be explained; leave it out, or set allow_nan=True for NaN maps"
-        )
-    return ByName(maps)
+
+    def computed(model: Model, compute: Callable[..., tuple[dict[str, Maps], Tensor] | None]) -> Any:
+        inputs = model.check_images(images, finite=not on_gpu)
+        if ids is not None and len(ids) != len(inputs):
+            raise InputError(
+                f"ids has {len(ids)} entries but there are {len(inputs)} images; they must match"
+            )
+        names = tuple(ids) if ids is not None else tuple(map(str, range(len(inputs))))
+        model, columns = bind_targets(model, inputs, targets)
+        result = compute(
+            model, inputs, calls, ids=names, targets=columns, layer=_layer_names(model, layer), seed=seed,
+            batch_size=batch_size, progress=progress,
+        )  # fmt: skip
+        if result is None:
+            return None
+        if on_gpu:  # checked after the pass, so that the CPU does not wait for the GPU before it
+            check_pixels(inputs)
+        if not allow_nan and (lost := model.head.unanswered(result[1])).any():
+            images_lost = ", ".join(names[i] for i in lost.nonzero().flatten().tolist()[:8])
+            raise InputError(
+                f"the output of {model.name} is NaN or infinite for image {images_lost} ({int(lost.sum())} "
+                f"of {len(inputs)}), so it cannot be explained; leave it out, or set allow_nan=True for NaN "
+                "maps"
+            )
+        return ByName(result[0])
+
+    # A recorded pass of a plain module is replayed, and the module is checked while the GPU computes.
+    if isinstance(model, nn.Module) and (known := recorded_model(model)) is not None:
+        with suppress(HeatproofError):  # raised again below, if the module is unchanged
+            if (maps := computed(known, replayed)) is not None:
+                return cast(ByName, maps)
+    return cast(ByName, computed(as_model(model), shared_pass))
 
 
 def _layer_names(model: Model, layer: Layers) -> str | Sequence[str] | None:
@@ -228,6 +241,11 @@ class Recorded(NamedTuple):
     values: list[Tensor]  # by method
     dead: list[Tensor | None]  # by method
 
+    def maps(self, model: Model, calls: Sequence[MethodCall], image_size: tuple[int, ...]) -> list[Maps]:
+        explained = model.head.labels(self.targets)
+        each = zip(calls, self.values, self.dead, strict=True)
+        return [Maps(call.text, values, image_size, explained, dead=dead) for call, values, dead in each]
+
 
 def _request(model: Model, images: Tensor, calls: Sequence[MethodCall], targets: Any, layer: Any) -> Hashable:
     """The key of a recording, without the state of the network."""
@@ -267,6 +285,25 @@ def recorded(
         return None
 
 
+def replayed(
+    model: Model, images: Tensor, calls: Sequence[MethodCall], *, ids: tuple[str, ...], targets: Any,
+    layer: Any, batch_size: int | None, progress: Callable[[int], object] | None, seed: int = 0,
+) -> tuple[dict[str, Maps], Tensor] | None:  # fmt: skip
+    """What `shared_pass` returns, from its recording; None if there is none or the network changed."""
+    size = size_of(images)
+    most = batch_size or Accelerator(model).batch_size(size)
+    if len(images) > most or not all(call.entry.trace_only for call in calls):
+        return None
+    request = _request(model, images, calls, targets, layer)
+    recording: Recorded | None = Accelerator(model).replayed(request, images, targets)
+    if recording is None:
+        return None
+    if progress:
+        progress(len(images))
+    maps = recording.maps(model, calls, size)
+    return {of.method: replace(of, ids=ids) for of in maps}, recording.logits
+
+
 def shared_pass(
     model: Model, images: Tensor, calls: Sequence[MethodCall], *, ids: tuple[str, ...],
     targets: Any = None, layer: str | Sequence[str] | None = None, seed: int = 0,
@@ -280,21 +317,13 @@ def shared_pass(
             check_volumes(call.entry)
     check_insides(model, calls)
     model, targets = bind_targets(model, images, targets)
+    known = replayed(
+        model, images, calls, ids=ids, targets=targets, layer=layer, batch_size=batch_size, progress=progress
+    )
+    if known is not None:
+        return known
     queue = Queue(model, image_size, batch_size, progress)
-
-    def as_maps(recording: Recorded) -> list[Maps]:
-        explained = model.head.labels(recording.targets)
-        each = zip(calls, recording.values, recording.dead, strict=True)
-        return [Maps(call.text, values, image_size, explained, dead=dead) for call, values, dead in each]
-
     records = all(call.entry.trace_only for call in calls)
-    if records and len(images) <= queue.batch_size:
-        request = _request(model, images, calls, targets, layer)
-        again: Recorded | None = Accelerator(model).replayed(request, images, targets)
-        if again is not None:
-            if progress:
-                progress(len(images))
-            return {maps.method: replace(maps, ids=ids) for maps in as_maps(again)}, again.logits
     if not isinstance(targets, int | Columns | None):
         targets = torch.as_tensor(targets)
     parts: list[tuple[list[Maps], Tensor]] = []
@@ -311,7 +340,7 @@ def shared_pass(
         with span("shared pass"):
             recording = recorded(model, batch, calls, chosen(start, stop), layer) if records else None
         if recording is not None:
-            return as_maps(recording), recording.logits
+            return recording.maps(model, calls, image_size), recording.logits
         with span("shared pass"):
             trace = capture(model, batch, chosen(start, stop), needs, layer, queue, seed)
         trace = replace(trace, ids=ids[start:stop])

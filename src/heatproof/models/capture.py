@@ -59,8 +59,8 @@ def capture(
                 f"image can be found; layers that would do: {some}"
             ) from None
     # The guess by name was wrong: one pass finds the last layer with a grid, which the Model remembers.
-    model.scales = searched_scales(model, images)
-    model.layer = model.scales[-1]
+    scales = searched_scales(model, images)
+    model.determine(scales=scales, layer=scales[-1])
     return SharedPass(model, images, needs, None).run(images, targets, queue, seed)
 
 
@@ -190,12 +190,13 @@ def choose_layers(
         return named[0], names, names
     main = layers.default_layer(model, images)
     if main is None:
-        model.scales = searched_scales(model, images)
-        main = model.layer = model.scales[-1]
+        scales = searched_scales(model, images)
+        main = scales[-1]
+        model.determine(scales=scales, layer=main)
     if "scales" not in needs:
         return main, (main,), ()
     if known_scales(model) is None:
-        model.scales = searched_scales(model, images, main)
+        model.determine(scales=searched_scales(model, images, main))
     scales = known_scales(model) or ()
     return main, tuple(dict.fromkeys((*scales, main))), scales
 

@@ -37,7 +37,7 @@ def copy_of(model: Model) -> Model:
         raise ModelError(
             f"{model.name} cannot be copied ({first_line(error)}), and a copy is needed"
         ) from error
-    copied.facts.twin, copied.facts.keeps_twin = None, False
+    copied.facts.twin, copied.facts.keeps_twin, copied.facts.versions = None, False, None
     if model.call is not None and copied.call is model.call:
         raise ModelError(
             f"the call of {model.name} is a function that leads to the original weights, not to a copy's; "

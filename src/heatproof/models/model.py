@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import logging
+import copy
 import math
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from PIL import Image
@@ -19,24 +21,24 @@ from heatproof.errors import InputError, ModelError, TargetError
 from heatproof.images.arrays import open_seen
 from heatproof.images.preprocess import Preprocess
 from heatproof.models import running
-from heatproof.models.accel import AccelerationState, Accelerator
+from heatproof.models.accel import AccelerationState, in_parts
 from heatproof.models.dense_heads import check_inputs, named_head, read_first
 from heatproof.models.heads import Columns, Head, LastStep, Undetermined, vectors_of
 from heatproof.models.running import at_least_float, frozen_eval, interrupts
+from heatproof.models.state import ModuleState
 from heatproof.timeline import span
 from heatproof.types import ArrayLike, Images, Picture
 
 PICTURE = (str, PathLike, Image.Image)
 CONVOLUTIONS = (nn.Conv2d, nn.Conv3d)
-Part = TypeVar("Part")
-log = logging.getLogger("heatproof")
-_reported: set[str] = set()  # names of networks for which memory ran out
+COPIED_PER_PIXEL = 200  # measured with 16 networks of torchvision
 
 
 @dataclass
 class ModelFacts:
     """Facts about a network that passes have determined, so that none is determined twice."""
 
+    determined: dict[str, Any] = field(default_factory=dict)  # head, layer and scales of a Model, by passes
     writes_input: bool | None = None  # whether its forward changes its input; None before the first pass
     columns: int | None = None  # number of columns of its logits
     scales: tuple[str, ...] | None = None  # layers of multi-scale CAMs by their names; () where none fit
@@ -45,6 +47,8 @@ class ModelFacts:
     layer_runs: dict[str, int] = field(default_factory=dict)  # how often the default layer runs in a pass
     part_runs: dict[str, int] | None = None  # how often each module runs in a pass
     quantised: bool | None = None
+    copied_weights: int | None = None  # weights that a channels-last pass copies on a CPU
+    versions: list[Any] | None = None  # of the weights of a plain module, for which the rest is valid
     keeps_twin: bool = False  # whether the weights do not change, so that the random twin can be cached
     twin: Any = None  # a RandomTwin
     fits: dict[tuple[str, tuple[int, ...]], int] = field(default_factory=dict)  # inputs that fit in memory
@@ -114,10 +118,13 @@ class Model:
         return tensor.dtype if tensor.is_floating_point() else torch.float32
 
     def _any_tensor(self) -> Tensor:
-        # Not as the default of a single next(), which would list all buffers at every call.
-        if (weight := next(self.module.parameters(), None)) is not None:
-            return weight
-        return next(self.module.buffers(), torch.empty(0, dtype=torch.float32, device="cpu"))
+        # Several times as fast as module.parameters(), and called often.
+        for kind in ("_parameters", "_buffers"):
+            for part in self.module.modules():
+                for tensor in getattr(part, kind).values():
+                    if tensor is not None:
+                        return tensor
+        return torch.empty(0, dtype=torch.float32, device="cpu")
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits "b k", float32, in the module's current mode; differentiable if gradients are enabled."""
@@ -137,9 +144,15 @@ class Model:
         head, table = read_first(self.head, self.module, output, len(images), last)
         # NaN or infinite outputs do not identify the head: the next pass determines it again.
         if torch.isfinite(table).all():
-            self.facts.writes_input = before is None or given._version != before
-            self.head = head
+            if isinstance(self.head, Undetermined):
+                self.determine(head=head)
+            self.head, self.facts.writes_input = head, before is None or given._version != before
         return head.logits(at_least_float(table))
+
+    def determine(self, **fields: Any) -> None:
+        """Set fields that a pass determined, also of later Models of the same plain module."""
+        vars(self).update(fields)
+        self.facts.determined |= fields
 
     @property
     def was_seen(self) -> bool:
@@ -195,29 +208,12 @@ class Model:
     def logits(self, images: Tensor) -> Tensor:
         """Logits "b k" in evaluation mode; modes and flags of the module are restored."""
         with frozen_eval(self.module):
-            parts = self.in_halves(lambda a, b: self.forward(self.ready(images[a:b])), 0, len(images))
+
+            def work(start: int, stop: int) -> Tensor:
+                return self.forward(self.ready(images[start:stop]))
+
+            parts = [logits for logits, _ in in_parts(self, len(images), work)]
             return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def in_halves(self, work: Callable[[int, int], Part], start: int, stop: int) -> list[Part]:
-        """Call work(start, stop) for all images; if memory runs out, for each half of them."""
-        try:
-            return [work(start, stop)]
-        except (RuntimeError, MemoryError) as error:
-            if stop - start < 2 or not running.is_out_of_memory(error):
-                raise
-        self.free_memory(stop - start)  # outside the handler, since the traceback keeps tensors alive
-        half = (start + stop + 1) // 2
-        return [*self.in_halves(work, start, half), *self.in_halves(work, half, stop)]
-
-    def free_memory(self, inputs: int) -> None:
-        """Release what can be released after a pass that ran out of memory, and report that once."""
-        Accelerator(self).release()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-        if self.name not in _reported:
-            _reported.add(self.name)
-            text = "memory does not hold a pass of %d images; smaller passes are made, whose results agree"
-            log.warning(f"%s: {text} up to rounding", self.name, inputs)
 
     def input_gradient(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Gradient "b c h w" of each target's logit and the "b k" logits; one forward, one backward."""
@@ -247,7 +243,15 @@ class Model:
 
     def ready(self, images: Tensor) -> Tensor:
         """Images on the model's device, in its type, in the memory format that is fastest."""
-        return images.to(self.device, self.dtype).contiguous(memory_format=running.memory_format(images))
+        form = running.memory_format(images)
+        # Only without a precision: the rows of a run keep their last bits. Channels-last convolutions copy
+        # their weights at every call, which takes longer than they save if there is a single image.
+        if len(images) == 1 and images.ndim == 4 and self.precision is None and self.device.type == "cpu":
+            if self.facts.copied_weights is None:
+                self.facts.copied_weights = _copied_weights(self.module)
+            if self.facts.copied_weights > COPIED_PER_PIXEL * images[0, 0].numel():
+                form = torch.contiguous_format
+        return images.to(self.device, self.dtype).contiguous(memory_format=form)
 
     def check_images(self, images: Images, finite: bool = True) -> Tensor:
         """Check images, and preprocess files and Pillow images; finite: pixels too, which waits for a GPU."""
@@ -322,13 +326,78 @@ def check_pixels(images: Tensor) -> None:
             raise InputError(f"images contain NaN or infinite pixels (image {', '.join(map(str, bad[:8]))})")
 
 
+class _Analysed(NamedTuple):
+    """A Model of a plain module, without the module, and the state and weights that it is valid for."""
+
+    model: Model
+    state: ModuleState
+    versions: list[Any] | None
+
+
+_analysed: WeakKeyDictionary[nn.Module, _Analysed] = WeakKeyDictionary()
+_analysing = threading.RLock()
+
+
 def as_model(model: Model | nn.Module) -> Model:
-    """Wrap a module in a Model with load_model; a Model is returned unchanged."""
+    """Wrap a module in a Model with load_model; a Model is returned unchanged.
+
+    What passes determine about a module is cached until it changes (see state.py) or is freed. If only its
+    weights change, its layers stay known and its head is determined again.
+    """
     if isinstance(model, Model):
         return model
     from heatproof.models.load import load_model  # here, since load.py imports this file
 
-    return load_model(model)
+    if not isinstance(model, nn.Module):
+        return load_model(model)
+    with _analysing:
+        known = _analysed.get(model)
+        versions = known.state.versions(model) if known else None
+        if known is None or versions is None:
+            loaded = load_model(model)
+            try:
+                state = ModuleState(model, known.state if known else None)
+            except RuntimeError:  # tensors without an address, such as sparse ones
+                return loaded
+            if loaded.module not in set(model.modules()):  # made by load_model, as for a Keras model
+                return loaded
+            versions = state.versions(model)
+            if known is None or state.mark != known.state.mark:
+                del vars(loaded)["module"]  # a reference to it would keep it from being freed
+                known = _Analysed(loaded, state, versions)
+            _analysed[model] = known = known._replace(state=state)
+        if versions != known.versions:
+            facts = known.model.facts
+            template = copy.copy(known.model)
+            template.facts = replace(
+                facts, writes_input=None, columns=None, acceleration=replace(facts.acceleration, graphs=None),
+                determined={name: facts.determined[name] for name in facts.determined if name != "head"},
+            )  # fmt: skip
+            _analysed[model] = known = _Analysed(template, known.state, versions)
+        known.model.facts.versions = versions
+    return _completed(known.model, model)
+
+
+def recorded_model(module: nn.Module) -> Model | None:
+    """The last Model of a plain module if passes of it are recorded, without checks for changes."""
+    known = _analysed.get(module)
+    graphs = known and known.model.facts.acceleration.graphs
+    return _completed(known.model, module) if known and graphs else None
+
+
+def _completed(model: Model, module: nn.Module) -> Model:
+    completed = copy.copy(model)
+    vars(completed).update(completed.facts.determined, module=running.unwrapped(module))
+    return completed
+
+
+def _copied_weights(module: nn.Module) -> int:
+    """Number of weights in kernels larger than 1x1; 0 with several poolings, which are slow in planes."""
+    parts = list(module.modules())
+    if sum(isinstance(part, nn.MaxPool2d) for part in parts) > 1:
+        return 0
+    weights = (part.weight for part in parts if isinstance(part, nn.Conv2d))
+    return sum(weight.numel() for weight in weights if weight[0, 0].numel() > 1)
 
 
 def first_convolution(module: nn.Module) -> nn.Conv2d | nn.Conv3d | None:

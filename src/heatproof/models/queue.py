@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from heatproof.errors import InputError, TargetError
-from heatproof.models.accel import Accelerator
+from heatproof.models.accel import Accelerator, in_parts
 from heatproof.models.dense_heads import Dense, as_place
 from heatproof.models.heads import Columns, Function, Head, Undetermined
 from heatproof.models.model import CONVOLUTIONS, Model
-from heatproof.models.running import frozen_eval, is_out_of_memory
+from heatproof.models.running import frozen_eval
 from heatproof.types import size_of
 
 Result = TypeVar("Result")
@@ -56,24 +56,16 @@ class Queue:
     def each(
         self, count: int, work: Callable[[int, int], Result], done: Callable[[Result], Any], kind: str = ""
     ) -> None:
-        """Call done(work(start, stop)) for all jobs; halve the batch when memory runs out."""
-        start = 0
-        while start < count:
-            stop = start + self._next(count - start, kind)
-            results: list[Result] = []
-            try:
-                results.append(work(start, stop))
-            except (RuntimeError, MemoryError) as error:
-                if stop - start == 1 or not is_out_of_memory(error):
-                    raise
-            if not results:  # outside the handler, since the traceback keeps tensors alive
-                self.fits[kind, self.image_size] = (stop - start + 1) // 2
-                self.model.free_memory(stop - start)
-                continue
-            done(results.pop())
+        """Call done(work(start, stop)) for all jobs; smaller batches are made when memory runs out."""
+
+        def shrunk(size: int) -> None:
+            self.fits[kind, self.image_size] = size
+
+        parts = in_parts(self.model, count, work, lambda left: self._next(left, kind), shrunk)
+        for result, inputs in parts:
+            done(result)
             if self.progress:
-                self.progress(stop - start)
-            start = stop
+                self.progress(inputs)
 
     def _next(self, left: int, kind: str) -> int:
         """Size of the next batch. The last two share the remaining inputs: small batches are slow."""

@@ -24,12 +24,13 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -105,25 +106,39 @@ def frozen_eval(module: nn.Module) -> Iterator[None]:
 
     Ctrl-C is deferred until then: an exception between a change and its `finally` would leave the change.
     """
-    parts, weights = _parts_and_weights(module)
-    cuda = sorted({w.device.index for w in weights if w.device.type == "cuda"})
-    # Networks with random layers draw numbers in their forward; fork_rng keeps training reproducible.
-    with interrupts, torch.random.fork_rng(devices=cuda), restore_flags(module), eagerly(parts):
-        for part in parts:
-            # Not module.eval(): users override it, and some overrides do more than set the flag. Written
-            # to __dict__: nn.Module's __setattr__ takes longer than a small network's pass on a GPU.
-            part.__dict__["training"] = False
-        # Frozen parameters keep autograd from building a graph before the first tapped layer.
-        for weight in weights:
-            if weight.requires_grad:
-                weight.requires_grad_(False)
-        yield
+    with interrupts, exclusive(module):
+        parts, weights = _parts_and_weights(module)
+        cuda = sorted({w.device.index for w in weights if w.device.type == "cuda"})
+        # Networks with random layers draw numbers in their forward; fork_rng keeps training reproducible.
+        with torch.random.fork_rng(devices=cuda), _restored(parts, weights), eagerly(parts):
+            for part in parts:
+                # Not module.eval(): users override it, and some overrides do more than set the flag. Written
+                # to __dict__: nn.Module's __setattr__ takes longer than a small network's pass on a GPU.
+                part.__dict__["training"] = False
+            # Frozen parameters keep autograd from building a graph before the first tapped layer.
+            for weight in weights:
+                if weight.requires_grad:
+                    weight.requires_grad_(False)
+            yield
+
+
+_locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
+_locking = threading.Lock()
+
+
+def exclusive(module: nn.Module) -> threading.RLock:
+    """The lock of a network: one thread at a time hooks and freezes it."""
+    with _locking:
+        return _locks.setdefault(module, threading.RLock())
+
+
+def restore_flags(module: nn.Module) -> AbstractContextManager[None]:
+    """Restore modes and requires_grad flags when the context ends."""
+    return _restored(*_parts_and_weights(module))
 
 
 @contextmanager
-def restore_flags(module: nn.Module) -> Iterator[None]:
-    """Restore modes and requires_grad flags when the context ends."""
-    parts, weights = _parts_and_weights(module)
+def _restored(parts: Sequence[nn.Module], weights: Sequence[nn.Parameter]) -> Iterator[None]:
     modes = [part.training for part in parts]
     flags = [weight.requires_grad for weight in weights]
     try:

@@ -273,7 +273,7 @@ def with_head(model: Model, is_multilabel: bool) -> Model:
     """The model, as a multi-label one if labels are a table; raises InputError if its head is another."""
     if not is_multilabel or isinstance(model.head, Multilabel):
         return model
-    if model.head_name is not None:
+    if model.head_name is not None and not model.head.by_itself:
         raise InputError(
             f"labels are multi-label, but the model's head is {model.head_name!r}; load it "
             "with head='multilabel', or give one label per image"

@@ -24,8 +24,9 @@ from heatproof.explain.api import read_methods, shared_pass
 from heatproof.images import Preprocess, Source
 from heatproof.metrics.cscores import gold_list
 from heatproof.metrics.gold import FIRST, ListRule, Tau, Weights
-from heatproof.models import Model, load_model
+from heatproof.models import Model
 from heatproof.models.heads import Multilabel
+from heatproof.models.model import as_model
 from heatproof.models.queue import all_logits
 from heatproof.models.running import same_randomness
 from heatproof.monitor.measure import (
@@ -347,9 +348,11 @@ class Monitor:
             log.warning("%s", text)
 
     def _model(self, model: Any) -> Model:
-        """The module as a Model; the last one is cached, with its layer."""
-        if self._known is None or self._known[0] is not model:
-            self._known = model, with_head(load_model(model), self._all.is_multilabel)
+        """The module as a Model; the last one is cached, and a module is checked for changes (as_model)."""
+        is_new = self._known is None or self._known[0] is not model
+        if self._known is None or is_new or self._known[1].module is model:
+            self._known = model, with_head(as_model(model), self._all.is_multilabel)
+        if is_new:
             self._log = GradientLog(self._known[1].module) if self._gradients else None
         return self._known[1]
 

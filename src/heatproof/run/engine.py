@@ -21,7 +21,7 @@ import numpy as np
 from heatproof.disk import valid_unicode
 from heatproof.errors import InputError, ModelError, StoreError, counted, did_you_mean
 from heatproof.images import Loaded, batches
-from heatproof.models.accel import Accelerator
+from heatproof.models.accel import Accelerator, limited_memory
 from heatproof.models.capture import capture
 from heatproof.models.load import best_device
 from heatproof.models.model import Model
@@ -95,15 +95,15 @@ def prepare(
     begun = RunFolder.open(path).manifest if (path / "run.json").exists() else None
     # Settings that affect the last bits are fixed by the first start, so that a resumed run gets equal rows.
     resolve_defaults(opened, begun)
-    with enough_memory(opened.study.run.batch_size):
+    with enough_memory(opened):
         hashes = check_study(opened)
         expected = opened.study.run.expect_accuracy if expect_accuracy is None else expect_accuracy
         check_accuracy(opened, expected)
-    # Measured once and recorded: another batch size would change the last bits of later rows.
-    if begun is None and opened.inputs_per_pass is None:
-        with fixed_threads(opened.threads):
-            model = opened.model(opened.checkpoints[-1].name)
-            opened.set_inputs_per_pass(Accelerator(model).measured_batch_size(opened.least_inputs))
+        # Measured once and recorded: another batch size would change the last bits of later rows.
+        if begun is None and opened.inputs_per_pass is None:
+            with fixed_threads(opened.threads):
+                model = opened.model(opened.checkpoints[-1].name)
+                opened.set_inputs_per_pass(Accelerator(model).measured_batch_size(opened.least_inputs))
     if opened.warning:
         say(opened.warning)
     if opened.study.preprocess.spacing is None and (warning := opened.source.warning):
@@ -200,7 +200,7 @@ def run_study(
             folder.lock(f"{shard[0]}/{shard[1]}"),
             stop_on_signal(progress.say_at_once) as stop,
             fixed_threads(opened.threads),
-            enough_memory(settings.batch_size),
+            enough_memory(opened),
         ):
             done = folder.done()
             blocks = plan.shard(*shard)
@@ -309,16 +309,18 @@ def report_makers(folder: RunFolder, device: str, say: Say) -> None:
 
 
 @contextmanager
-def enough_memory(batch_size: int) -> Iterator[None]:
-    """Raise ModelError if memory runs out; commands print it without a traceback."""
+def enough_memory(opened: ResolvedStudy) -> Iterator[None]:
+    """Limit the memory of a GPU, and raise ModelError if it does not hold a single input."""
     try:
-        yield
+        with limited_memory(opened.device):
+            yield
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
         raise ModelError(
-            f"there is not enough memory for a batch of {batch_size} images; close other programs and run "
-            "again, or start a new run folder with a smaller run.batch_size"
+            f"there is not enough memory for a batch of {opened.study.run.batch_size} images; close other "
+            "programs and run again, start a new run folder with a smaller run.batch_size, or set "
+            "HEATPROOF_GPU_MEMORY=1 to use more than a quarter of a GPU's free memory"
         ) from error
 
 

@@ -29,7 +29,7 @@ from heatproof.images.loader import entries
 from heatproof.images.source import draw
 from heatproof.metrics.scene import BatchContext, ImagePool
 from heatproof.models import Model
-from heatproof.models.accel import Accelerator
+from heatproof.models.accel import Accelerator, in_parts, limited_memory
 from heatproof.models.heads import Multilabel
 from heatproof.models.queue import all_logits, bind_targets
 from heatproof.rows import of_prediction
@@ -125,7 +125,7 @@ class Worker:
             part = Loaded(loaded.batch.take(slice(start, stop)), loaded.failures if start == 0 else [])
             return self.compute(unit, part)
 
-        return self.opened.model(unit.checkpoint).in_halves(compute, 0, count)
+        return [part for part, _ in in_parts(self.opened.model(unit.checkpoint), count, compute)]
 
     def write(self, unit: PlannedUnit, batch: Batch, parts: Sequence[Computed]) -> None:
         """Write the rows, maps and images of a batch, which was computed in one or several parts."""
@@ -471,7 +471,7 @@ def run_remote(block: Block, opened: ResolvedStudy, path: str, run: str, fail_fa
         _workers[run] = Worker(opened, RunFolder.open(path))
     worker = _workers[run]
     try:
-        with fixed_threads(worker.opened.threads):
+        with fixed_threads(worker.opened.threads), limited_memory(worker.opened.device):
             if block[0].kind == "group":
                 worker.group(block[0])
                 return None

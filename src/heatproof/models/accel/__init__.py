@@ -3,7 +3,8 @@
 Batch norms are folded into convolutions, on a GPU fused with shortcut and ReLU (folding.py), and passes are
 recorded as CUDA graphs (graphs.py). `accelerate=False` of a Model, or HEATPROOF_ACCELERATE=0 in the
 environment, switches all of it off: passes then take the number of inputs that is given, or the usual one,
-and the network's modules run one by one.
+and the network's modules run one by one. Work is divided into parts that fit in memory, and a run takes a
+quarter of a GPU's free memory, or the share that HEATPROOF_GPU_MEMORY names (memory.py).
 
 The number of inputs per pass is measured, once for a Model and an image size, if that costs at most a
 fiftieth of a job: on a CPU a large batch is slower, since layer outputs then take tens of megabytes, which
@@ -26,9 +27,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from heatproof.models.accel.folding import Folding, is_watched
-from heatproof.models.accel.graphs import Graphs, drop_recordings, recordable
-from heatproof.models.running import frozen_eval
+from heatproof.models.accel.folding import Folding
+from heatproof.models.accel.graphs import Graphs, recordable
+from heatproof.models.accel.memory import in_parts as in_parts
+from heatproof.models.accel.memory import limited_memory as limited_memory
+from heatproof.models.running import exclusive, frozen_eval
+from heatproof.models.state import is_watched
 from heatproof.timeline import span
 from heatproof.types import size_of
 
@@ -163,12 +167,16 @@ class Accelerator:
         graphs = self.state.graphs if self.enabled else None
         if graphs is None or graphs.reason or request not in graphs.requests:
             return None
-        try:
-            inputs = self._inputs(images, targets)
-            results = graphs.replay(request, inputs, lambda: self._key(graphs, request))
-        except torch.OutOfMemoryError:
-            return None  # out of memory: the queue repeats the pass with half the inputs
-        return tree_map_only(Tensor, Tensor.clone, results)
+        expected = self.model.facts.versions
+        with exclusive(self.model.module):
+            try:
+                inputs = self._inputs(images, targets)
+                results = graphs.replay(request, inputs, lambda: self._key(graphs, request))
+            except torch.OutOfMemoryError:
+                return None  # out of memory: the queue repeats the pass with half the inputs
+            if expected is not None and graphs.versions != expected:
+                return None
+            return tree_map_only(Tensor, Tensor.clone, results)
 
     def describe(self) -> list[str]:
         """Sentences for a run's log: how the passes of this network run."""
@@ -186,11 +194,6 @@ class Accelerator:
         if self.state.graphs is not None and self.state.graphs.reason:
             sentences.append(f"passes run kernel by kernel: {self.state.graphs.reason}")
         return sentences
-
-    def release(self) -> None:
-        """Free the memory of recordings, of all networks."""
-        self.state.graphs = None
-        drop_recordings()
 
     @property
     def records(self) -> bool:

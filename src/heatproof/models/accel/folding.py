@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from heatproof.models import running
 from heatproof.models.running import FunctionsWatched, forwards_replaced, frozen_eval, watched
+from heatproof.models.state import is_watched
 
 if TYPE_CHECKING:
     from heatproof.models.model import Model
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 RELATIVE = 1e-4  # largest difference of folded logits, relative to the largest logit
 BatchNorm = nn.modules.batchnorm._BatchNorm
 READ_ON_THE_HOST = ("item", "tolist", "__bool__", "__float__", "__int__", "equal", "allclose", "numpy")
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 RELU = (functional.relu, torch.relu, torch.relu_, functional.relu_, Tensor.relu, Tensor.relu_)
 RELU6 = (functional.relu6, functional.hardtanh)
 IN_PLACE = (torch.relu_, functional.relu_, Tensor.relu_, Tensor.__iadd__, Tensor.add_)
@@ -291,12 +291,6 @@ def _fusible(conv: nn.Conv2d) -> bool:
     """Whether cuDNN's fused kernel supports the convolution and is fast for it: not grouped ones."""
     plain = type(conv).forward is nn.Conv2d.forward and conv.groups == 1 and not is_watched(conv)
     return plain and conv.padding_mode == "zeros" and not isinstance(conv.padding, str)
-
-
-def is_watched(part: nn.Module) -> bool:
-    """Whether user code runs in the module's pass: a hook or a patched forward."""
-    own = part.__dict__
-    return any(map(own.__getitem__, HOOKS)) or "forward" in own
 
 
 def foldable(model: Model, image: Tensor) -> tuple[list[tuple[nn.Conv2d, BatchNorm]], Tensor]:

@@ -6,7 +6,7 @@ they lie, so it sees weights that were changed in place; everything else that it
 key: where the weights lie, the modules, their attributes and modes, torch's settings. (A list that a network
 keeps and other code changes in place is not seen.) Networks with hooks run Python code of their own and are
 never recorded. A pass that cannot be recorded (it reads a number from the GPU on the way) runs as before, and
-`reason` is the cause. A Model keeps its last few recordings, and the memory of their passes.
+`reason` is the cause. A Model keeps its last few recordings. All share one memory pool, with a limit.
 """
 
 from __future__ import annotations
@@ -18,23 +18,21 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from operator import is_
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from heatproof.models.accel.folding import HOOKS, is_watched
 from heatproof.models.checkpoints import first_line
-from heatproof.models.running import interrupts
+from heatproof.models.running import interrupts, is_out_of_memory
+from heatproof.models.state import ModuleState, is_watched
 from heatproof.timeline import span
 
 MOST = 6  # recordings of a Model
 SEEN = 2  # passes of a shape before it is recorded
+LATER = 30  # further passes before it is tried again, where memory ran out
 LARGER = 8  # largest ratio of padded to real inputs; at small batches launches cost more than inputs
-PLAIN = (int, float, bool, str, type(None))
-OF_EVERY_MODULE = frozenset(nn.Module().__dict__)  # weights, modes, hooks: handled separately
 log = logging.getLogger("heatproof")
 
 Function = Callable[..., Any]  # tensors "b ..." in, a tree of tensors "b ..." out
@@ -47,9 +45,16 @@ class Recording:
     """
 
     def __init__(
-        self, function: Function, inputs: Sequence[Tensor], reads: Sequence[Tensor] = (), pool: Any = None
+        self,
+        function: Function,
+        inputs: Sequence[Tensor],
+        reads: Sequence[Tensor] = (),
+        lasting: bool = False,
     ) -> None:
         self.device, self.reads = inputs[0].device, reads
+        drop_recordings(_most_bytes(self.device))
+        self.pool = None if lasting else _shared_pool()
+        before = torch.cuda.memory_reserved(self.device)
         with torch.cuda.device(self.device), _normal_tensors():
             self.inputs = [tensor.detach().clone() for tensor in inputs]
             current, side = torch.cuda.current_stream(), _side_stream(self.device)
@@ -60,8 +65,9 @@ class Recording:
                     function(*self.inputs)
             current.wait_stream(side)
             self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph, pool, side, capture_error_mode="thread_local"):
+            with torch.cuda.graph(self.graph, self.pool, side, capture_error_mode="thread_local"):
                 self.outputs = function(*self.inputs)
+        self.bytes = max(0, torch.cuda.memory_reserved(self.device) - before)
 
     def __call__(self, inputs: Sequence[Tensor]) -> Any:
         with torch.cuda.device(self.device), _normal_tensors():
@@ -105,10 +111,29 @@ def _refusing_to_wait() -> Iterator[None]:
 _every: weakref.WeakSet[Graphs] = weakref.WeakSet()
 
 
-def drop_recordings() -> None:
-    """Drop the recordings of all networks, to free their memory."""
-    for graphs in list(_every):
-        graphs.recordings.clear()
+def drop_recordings(most: float | None = None) -> None:
+    """Drop all recordings of all networks, or the largest until the rest takes at most `most` bytes."""
+    every = [(graphs.recordings, key) for graphs in list(_every) for key in list(graphs.recordings)]
+    sizes = {i: getattr(recordings[key], "bytes", 0) for i, (recordings, key) in enumerate(every)}
+    for i in sorted(sizes, key=sizes.__getitem__, reverse=True):
+        if most is not None and sum(sizes.values()) <= most:
+            return
+        recordings, key = every[i]
+        del recordings[key], sizes[i]
+
+
+def _most_bytes(device: torch.device) -> float:
+    """Memory for recordings: half of what this process may allocate, at most an eighth of the GPU."""
+    fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)  # not in torch 2.5
+    return min(fraction(device) / 2, 1 / 8) * torch.cuda.mem_get_info(device)[1]
+
+
+def _shared_pool() -> Any:
+    """The memory pool of all recordings whose results are copied before the next one runs."""
+    # A handle may be used again only while a recording uses it.
+    known = (recording for graphs in list(_every) for recording in graphs.recordings.values())
+    pools = (getattr(recording, "pool", None) for recording in known)
+    return next(filter(None, pools), None) or torch.cuda.graph_pool_handle()
 
 
 class Graphs:
@@ -120,14 +145,18 @@ class Graphs:
         self.seen: Counter[Hashable] = Counter()
         self.requests: OrderedDict[Hashable, tuple[Hashable, int]] = OrderedDict()  # keys of recordings
         self.reason = ""  # why recording was given up
-        self._state: _ModuleState | None = None
-        self._pool: Any = None  # memory shared by recordings: results of one are copied before the next runs
+        self._state: ModuleState | None = None
+        self.versions: list[Any] | None = None  # of the weights, when `state` was called last
         _every.add(self)
 
     def state(self, module: nn.Module) -> Hashable:
         """A hash of everything a recording cannot see change; None if the network is not recordable."""
-        if self._state is None or not self._state.holds(module):
-            self._state = _ModuleState(module)
+        self.versions = self._state and self._state.versions(module)
+        if self._state is None or self.versions is None:
+            state = ModuleState(module, self._state)
+            if state.watched:
+                return None
+            self._state, self.versions = state, state.versions(module)
         return self._state.mark
 
     def replay(self, request: Hashable, inputs: Sequence[Tensor], key: Callable[[], Hashable]) -> Any:
@@ -180,14 +209,20 @@ class Graphs:
         # Recording costs several passes, so a shape must occur repeatedly before it pays.
         if self.seen[key, count] <= SEEN:
             return function(*inputs)
+        recording, is_short = None, False
         try:
-            if self._pool is None and torch.cuda.is_available():
-                self._pool = torch.cuda.graph_pool_handle()
-            recording = self.record(function, inputs, reads, None if lasting else self._pool)
+            recording = self.record(function, inputs, reads, lasting)
         except Exception as error:  # of any kind; the plain pass below raises it again if it is a bug
-            self.reason = f"its pass cannot be recorded as a CUDA graph ({first_line(error)[:120]})"
-            log.info("passes run kernel by kernel: %s", self.reason)
+            is_short = is_out_of_memory(error)
+            if not is_short:
+                self.reason = f"its pass cannot be recorded as a CUDA graph ({first_line(error)[:120]})"
+                log.info("passes run kernel by kernel: %s", self.reason)
+        if recording is None:  # outside the handler, since the traceback keeps tensors alive
             self.recordings.clear()
+            if is_short:
+                self.seen[key, count] = -LATER
+                drop_recordings()
+                torch.cuda.empty_cache()
             return function(*inputs)
         self.recordings[key, count] = recording
         while len(self.recordings) > MOST:
@@ -210,48 +245,3 @@ def _full_key(key: Hashable, inputs: Sequence[Tensor]) -> Hashable:
 def recordable(module: nn.Module) -> bool:
     """Whether nothing but torch runs in the network's pass: no hook, no patched forward."""
     return not any(map(is_watched, module.modules()))
-
-
-class _ModuleState:
-    """A network's state, stored to check quickly whether it is unchanged.
-
-    It keeps references to all that it compares by identity, so that nothing can be freed and replaced unseen.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        parts = list(module.modules())
-        inner = [part.__dict__[name] for part in parts for name in ("_parameters", "_buffers", "_modules")]
-        self.module, self.dicts = module, [part.__dict__ for part in parts] + inner
-        self.hooks = [part.__dict__[hooks] for part in parts for hooks in HOOKS]
-        self.values = self._values()
-        self.tensors = [value for value in self.values if isinstance(value, Tensor)]
-        self.addresses = list(map(Tensor.data_ptr, self.tensors))
-        self.mark = state_of(module) if recordable(module) else None
-
-    def _values(self) -> list[Any]:
-        return [value for own in self.dicts for value in own.values()]
-
-    def holds(self, module: nn.Module) -> bool:
-        if module is not self.module or self.mark is None or any(self.hooks):
-            return False
-        now = self._values()
-        same = len(now) == len(self.values) and all(map(is_, now, self.values))
-        return same and list(map(Tensor.data_ptr, self.tensors)) == self.addresses
-
-
-def state_of(module: nn.Module) -> int:
-    """A hash of what a recording cannot see change: where weights lie, modules, modes, attributes."""
-    marks: list[Any] = []
-    for part in module.modules():
-        own = part.__dict__
-        marks += (id(part), own["training"])
-        for tensors in (own["_parameters"], own["_buffers"]):
-            marks += [tensor.data_ptr() for tensor in tensors.values() if tensor is not None]
-        for name in own.keys() - OF_EVERY_MODULE:
-            value = own[name]
-            if isinstance(value, tuple):
-                value = repr(value)
-            elif type(value) not in PLAIN:
-                value = value.data_ptr() if isinstance(value, Tensor) else id(value)
-            marks.append((name, value))
-    return hash(tuple(marks))

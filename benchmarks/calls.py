@@ -1,0 +1,110 @@
+"""One Grad-CAM as users call it: of a plain module, beside a loaded model and beside grad-cam and captum.
+
+Every contender explains class 0 of the same images. The bare pass is a forward pass with frozen weights and a
+backward pass that stops at the layer, the least that Grad-CAM needs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.common import Part, Row, cost, network, side_by_side, speed
+from benchmarks.explain import FASTER, captum_gradcam, grad_cam
+from benchmarks.sections import BenchOptions
+from benchmarks.steady import in_use
+from heatproof.explain.api import explain
+from heatproof.models.model import Model
+
+LAYER = "layer4"
+
+
+def parts(options: BenchOptions) -> Iterator[Part]:
+    """ResNet-50 at three batch sizes on a GPU, ResNet-18 and one image on a CPU."""
+    name = "resnet50" if options.gpu else "resnet18"
+    for batch in (1, 32, 256) if options.gpu and not options.quick else (1,):
+        made = partial(rows, name, batch, options.device, 3 if options.quick else 20)
+        yield Part(f"Grad-CAM, batch {batch}", made, options.device)
+    yield Part("first answer", partial(first_answer, name, options.device), options.device)
+
+
+def bare_pass(module: nn.Module, images: Tensor) -> Callable[[], object]:
+    for weight in module.parameters():
+        weight.requires_grad_(False)
+
+    def run() -> object:
+        leaves: list[Tensor] = []
+
+        def cut(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
+            leaves.append(output.detach().requires_grad_())
+            return leaves[0].clone()
+
+        with module.get_submodule(LAYER).register_forward_hook(cut):
+            score = module(images)[:, 0].sum()
+        return torch.autograd.grad(score, leaves)
+
+    return run
+
+
+def rows(name: str, batch: int, device: str, repeat: int) -> list[Row]:
+    torch.manual_seed(0)
+    images = torch.randn(batch, 3, 224, 224, device=device)
+    loaded, plain, other, bare = (network(name, device) for _ in range(4))
+    contenders: dict[str, Callable[[], object]] = {
+        "plain": partial(explain, plain.module, images, targets=0, batch_size=batch),
+        "loaded": partial(explain, loaded, images, targets=0, batch_size=batch),
+        "bare": bare_pass(bare.module, images),
+    }
+    if find_spec("captum"):
+        contenders["captum"] = captum_gradcam(other, images)
+        contenders["through"] = partial(
+            explain, loaded, images, "captum:LayerGradCam", targets=0, layer=LAYER
+        )
+    if find_spec("pytorch_grad_cam"):
+        contenders["grad-cam"] = grad_cam(other, images, "GradCAM")
+    ms = side_by_side(contenders, repeat, device)
+    what = f"Grad-CAM of a plain module, {name}, batch {batch}"
+    least = ms["bare"]
+    result = [
+        cost(what, ms["plain"], "loaded model", ms["loaded"], "<= 1.1"),
+        cost(what, ms["plain"], "bare pass", least),
+        Row(f"{what}: own milliseconds", ms["plain"], "bare pass", least, ms["plain"] - least, "<= 8"),
+    ]
+    limit = ">= 1" if device == "cpu" else ""
+    packages = [package for package in ("captum", "grad-cam") if package in ms]
+    result += [speed(what, ms["plain"], package, ms[package], limit, FASTER) for package in packages]
+    if "through" in ms:
+        through = f"captum:LayerGradCam through heatproof, {name}, batch {batch}"
+        result.append(cost(through, ms["through"], "captum", ms["captum"]))
+    if device.startswith("cuda"):
+        peaks = [peak(contenders[key]) for key in ("plain", "bare")]
+        result.append(cost(f"{what}: peak memory (MiB, not ms)", peaks[0], "bare pass", peaks[1]))
+    return result
+
+
+def peak(contender: Callable[[], object]) -> float:
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    contender()
+    return in_use("cuda")
+
+
+def first_answer(name: str, device: str) -> list[Row]:
+    """The first call on a new module, which analyses it, beside a later one."""
+    images = torch.randn(1, 3, 224, 224, device=device)
+    explain(network(name, device), images)  # libraries set up their work space
+    modules = [network(name, device).module for _ in range(5)]
+
+    def timed(module: Model | nn.Module) -> float:
+        began = time.perf_counter()
+        explain(module, images)["gradcam"].values.sum().item()
+        return (time.perf_counter() - began) * 1e3
+
+    first, later = (sorted(map(timed, modules))[2] for _ in range(2))
+    what = f"first Grad-CAM of a new module, {name}, one image"
+    return [cost(what, first, "second call", later)]

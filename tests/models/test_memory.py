@@ -1,0 +1,191 @@
+"""GPU memory: the limit of a run, work in smaller parts, recordings with a limit, runs at the same time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import heatproof as hp
+from conftest import needs_cuda, small_cnn
+from heatproof.errors import InputError
+from heatproof.models.accel import graphs, in_parts, limited_memory, memory
+from heatproof.store import RunFolder
+
+GIB = 2**30
+
+
+class Short:
+    """Work for which memory runs out above a number of inputs, and sometimes for a single one."""
+
+    def __init__(self, most: int, failures: int = 0) -> None:
+        self.most, self.failures, self.sizes = most, failures, list[int]()
+
+    def __call__(self, start: int, stop: int) -> range:
+        self.sizes.append(stop - start)
+        if stop - start > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        if self.failures:
+            self.failures -= 1
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return range(start, stop)
+
+
+@pytest.mark.parametrize(("count", "most"), [(1, 1), (7, 7), (11, 3), (64, 5), (9, 1)])
+def test_all_inputs_are_computed_once_and_parts_never_grow(count: int, most: int) -> None:
+    work, shrunk = Short(most), list[int]()
+    parts = list(in_parts(hp.Model(small_cnn()), count, work, shrunk=shrunk.append))
+    assert [i for part, _ in parts for i in part] == list(range(count))
+    assert [inputs for _, inputs in parts] == [len(part) for part, _ in parts]
+    assert shrunk == sorted(shrunk, reverse=True) and all(size <= most for _, size in parts)
+    assert len(work.sizes) == len(parts) + len(shrunk)
+
+
+def test_a_single_input_is_tried_again_on_a_gpu_and_refused_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, waited = hp.Model(small_cnn()), list[float]()
+    with pytest.raises(torch.OutOfMemoryError):
+        list(in_parts(model, 2, Short(0)))
+    monkeypatch.setattr(memory.time, "sleep", waited.append)
+    monkeypatch.setattr(memory, "release_memory", lambda *_: None)
+    monkeypatch.setattr(hp.Model, "device", torch.device("cuda"))
+    parts = list(in_parts(model, 2, Short(1, failures=2)))
+    assert [list(part) for part, _ in parts] == [[0], [1]] and waited == list(memory.WAITS[:2])
+    with pytest.raises(torch.OutOfMemoryError):
+        list(in_parts(model, 1, Short(0)))
+    assert len(waited) == 2 + len(memory.WAITS)
+
+
+def test_other_errors_are_raised_at_once() -> None:
+    def fails(start: int, stop: int) -> None:
+        raise RuntimeError("size mismatch")
+
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        list(in_parts(hp.Model(small_cnn()), 4, fails))
+
+
+@pytest.mark.parametrize("text", ["half", "0", "1.5", "nan"])
+def test_a_share_is_a_number_up_to_one(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(memory.VARIABLE, text)
+    with pytest.raises(InputError, match=f"from 0 to 1; got '{text}'"), limited_memory("cpu"):
+        pass
+
+
+class Sized:
+    """A recording that takes memory."""
+
+    def __init__(self, size: int) -> None:
+        self.bytes = size
+
+
+def test_the_largest_recordings_of_all_networks_are_dropped_until_the_rest_fits() -> None:
+    first, second = graphs.Graphs(), graphs.Graphs()
+    first.recordings.update({("a", 1): Sized(5), ("b", 1): Sized(2)})
+    second.recordings.update({("a", 1): Sized(3)})
+    graphs.drop_recordings(6)
+    assert list(first.recordings) == [("b", 1)] and list(second.recordings) == [("a", 1)]
+    graphs.drop_recordings()
+    assert not first.recordings and not second.recordings
+
+
+@needs_cuda
+def test_a_run_takes_a_quarter_of_the_free_memory_and_gives_it_back() -> None:
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info()
+    with limited_memory("cuda"):
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(int(0.3 * free), dtype=torch.uint8, device="cuda")
+        block = torch.empty(int(0.2 * free), dtype=torch.uint8, device="cuda")
+        with limited_memory("cuda"), pytest.raises(torch.OutOfMemoryError):  # a limit inside is no larger
+            torch.empty(int(0.2 * free), dtype=torch.uint8, device="cuda")
+        del block
+    assert torch.cuda.mem_get_info()[0] > 0.95 * free
+    torch.empty(int(0.3 * free), dtype=torch.uint8, device="cuda")
+    torch.cuda.empty_cache()
+
+
+@needs_cuda
+def test_recordings_of_many_networks_share_a_pool_and_stay_within_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.cuda.empty_cache()
+    limit = 64 * 2**20
+    monkeypatch.setattr(graphs, "_most_bytes", lambda _device: limit)
+    images = torch.randn(64, 3, 64, 64, device="cuda")
+    models = [hp.load_model(small_cnn().eval(), device="cuda") for _ in range(6)]
+    expected = [hp.explain(model, images[:32], ["gradcam", "layercam"]) for model in models]
+    for _ in range(5):
+        for model in models:
+            hp.explain(model, images, ["gradcam", "layercam", "rise(masks=300)"])
+    every = [recording for entry in list(graphs._every) for recording in entry.recordings.values()]
+    assert every and len({recording.pool for recording in every if recording.pool}) == 1
+    assert sum(recording.bytes for recording in every) <= limit + max(recording.bytes for recording in every)
+    for model, before in zip(models, expected, strict=True):
+        for method, maps in hp.explain(model, images[:32], ["gradcam", "layercam"]).items():
+            torch.testing.assert_close(maps.values, before[method].values, rtol=1e-2, atol=1e-4)
+
+
+STUDY = """
+methods = ["gradcam", "gradient", "smoothgrad(samples=16)", "rise(masks=256)"]
+metrics = ["accuracy", "insertion(steps=20)", "deletion(steps=20)", "randomisation(depths=2)"]
+[run]
+batch_size = 60
+threads = 1
+device = "cuda"
+precision = "fp32"
+workers = 2
+[model]
+spec = "torchvision:squeezenet1_1"
+num_classes = 2
+checkpoints = "weights.pt"
+[images]
+kind = "folder"
+path = "pictures"
+"""
+
+
+@needs_cuda
+def test_three_runs_at_once_with_8_gb_each_give_the_rows_of_a_single_run(tmp_path: Path) -> None:
+    pytest.importorskip("torchvision")
+    from benchmarks.common import write_pictures
+
+    torch.manual_seed(0)
+    write_pictures(tmp_path / "pictures", 60)
+    weights = hp.load_model("torchvision:squeezenet1_1", num_classes=2).module.state_dict()
+    torch.save(weights, tmp_path / "weights.pt")
+    (tmp_path / "study.toml").write_text(STUDY)
+    torch.cuda.empty_cache()
+    share = 8 * GIB / torch.cuda.mem_get_info()[0]
+
+    def start(name: str, share: float) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "heatproof", "run", "study.toml", "--out", name]
+        environment = os.environ | {memory.VARIABLE: f"{min(1.0, share):.4f}"}
+        return subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+
+    def rows(name: str) -> dict[tuple[object, ...], float]:
+        keys = "image, label, explained, method, metric"
+        table = RunFolder.open(tmp_path / name).scores().sql(f"select {keys}, value from scores")
+        return {tuple(row[key] for key in keys.split(", ")): row["value"] for row in table}
+
+    single = start("single", 1.0)
+    text, _ = single.communicate(timeout=240)
+    assert single.returncode == 0, text
+    together = {name: start(name, share) for name in ("one", "two", "three")}
+    for name, process in together.items():
+        text, _ = process.communicate(timeout=240)
+        assert process.returncode == 0, text
+        assert "prototype feature" not in text and "Warning" not in text, text
+        expected, result = rows("single"), rows(name)
+        assert expected.keys() == result.keys()
+        values = [[of[key] for key in expected] for of in (expected, result)]
+        assert values[1] == pytest.approx(values[0], abs=1e-5, nan_ok=True), name
