@@ -12,7 +12,7 @@ from heatproof.cli import HandledErrors
 from heatproof.cli._console import PATH, say
 from heatproof.models.load import best_device
 from research.replication.population import CIFAR_NETWORKS, PROTOCOL_NETWORKS, RATES, STUDIES, select
-from research.replication.train import Place, run_all, unpack, xray_files
+from research.replication.train import Place, read_results, run_all, unpack, xray_files
 
 
 class ReplicationCommand(HandledErrors):
@@ -62,6 +62,23 @@ def train_command(
     for path in earlier:
         unpack(path, out)
     run_all(select(studies, networks), Place(data, out, best_device(device), until), processes, say)
+
+
+@main.command("tables", cls=ReplicationCommand)
+@click.argument("results", type=PATH)
+def tables_command(results: Path) -> None:
+    """Compute the CSV files of docs/results/replication from RESULTS, a joined file of trainings."""
+    from research.replication.pages import write_tables  # needs packages that training does not
+
+    write_tables(read_results(results))
+
+
+@main.command("pages", cls=ReplicationCommand)
+def pages_command() -> None:
+    """Write docs/results/index.md and early-warning.md from the CSV files."""
+    from research.replication.pages import write_pages
+
+    write_pages()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from heatproof.train.recipe import Phase, Recipe
-from research.replication import train, warning
+from research.replication import pages, train, warning
 from research.replication.claims import CLAIMS, HOLDS, MIXED, NOT, answer, claim_rows, overall, t_interval
 from research.replication.population import PLAN, Training
 from research.replication.warning import Course, roc_rows, signal_rows
@@ -119,3 +119,25 @@ def test_a_training_is_measured_at_every_epoch(monkeypatch: pytest.MonkeyPatch, 
     read = warning.read_course(result)
     assert len(read.auc) == 2 and all(len(values) == 2 for values in read.signals.values())
     assert claim_rows([result]) == []  # thirty epochs are needed
+
+
+def test_pages_are_made_from_the_tables() -> None:
+    for name, text in (("early-warning.md", pages.warning_page()), ("index.md", pages.index_page())):
+        assert (pages.RESULTS / name).read_text("utf-8") == text, "run python -m research.replication pages"
+
+
+def test_tables_of_the_pages_agree() -> None:
+    trainings, warnings = pages.read_table("trainings"), pages.read_table("warnings")
+    falls = sum(bool(row["fall"]) for row in trainings)
+    own = [row for row in warnings if row["group"] == pages.ALL and float(row["drop"]) == warning.DROP]
+    assert {int(row["falls"]) for row in own} == {falls}
+    scores = pages.read_table("cscores")
+    assert len({(row["network"], row["seed"]) for row in scores}) == 15
+    rows = {row["claim"]: row for row in pages.read_table("claims") if row["network"] == "lite0"}
+    values = [
+        {row["epoch"]: float(row["cscore"]) for row in scores
+         if (row["network"], row["seed"], row["method"]) == ("lite0", str(seed), "eigencam")}
+        for seed in range(5)
+    ]  # fmt: skip
+    mean = np.mean([abs(own["20"] - own["1"]) for own in values])
+    assert float(rows["EigenCAM is stable during transfer learning"]["mean"]) == pytest.approx(mean, abs=2e-5)
