@@ -11,10 +11,8 @@ comparisons. Values of whole checkpoints have changed if their own intervals do 
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -45,7 +43,6 @@ from heatproof.report.pieces import (
 )
 from heatproof.show import address, overlay, plain_table
 from heatproof.store import RunFolder
-from heatproof.store.ledger import DamagedError
 from heatproof.store.manifest import MetricFacts
 from heatproof.verdict.answers import WORDS, Verdict, without_nan
 from heatproof.verdict.data import NAN, Measure, RunData, read_run
@@ -441,8 +438,6 @@ def _strip(comparison: RunComparison, moved: Moved) -> str:
 
 def _image(comparison: RunComparison, moved: Moved, size: tuple[int, ...]) -> Image.Image:
     """The image as the model received it; grey if no run stored it."""
-    for k in moved.sides:
-        with suppress(DamagedError):
-            if content := comparison.sides[k].data.folder.pictures().read(moved.image):
-                return Image.open(io.BytesIO(content)).convert("RGB").resize((size[1], size[0]))
-    return Image.new("RGB", (size[1], size[0]), (128, 128, 128))
+    stored = (comparison.sides[k].data.folder.pictures().open(moved.image) for k in moved.sides)
+    image = next(filter(None, stored), None) or Image.new("RGB", (1, 1), (128, 128, 128))
+    return image.convert("RGB").resize((size[1], size[0]))

@@ -21,8 +21,10 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
+from PIL import Image
 
 from heatproof.errors import StoreError
+from heatproof.show import address
 
 UNSURE = "–"
 Point = tuple[float, float]
@@ -250,9 +252,7 @@ def anchor(name: str, kind: str) -> str:
     return f"def-{kind}-" + "".join(c if c.isascii() and c.isalnum() else f"-{ord(c):x}-" for c in name)
 
 
-def short(name: str, most: int) -> str:
-    return name if len(name) <= most else f"{name[: most - 1]}…"
-
-
-TEMPLATES.filters.update(named=named, number=number, anchor=anchor, short=short)
+TEMPLATES.filters.update(named=named, number=number, anchor=anchor)
+TEMPLATES.filters["address"] = lambda pixels: address(Image.fromarray(pixels))
+TEMPLATES.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
 TEMPLATES.tests["known"] = lambda value: not math.isnan(value)

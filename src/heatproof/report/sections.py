@@ -24,6 +24,7 @@ from markupsafe import Markup
 from scipy.stats import spearmanr
 
 from heatproof.errors import StoreError
+from heatproof.metrics.evidence_record import EvidenceItem
 from heatproof.registry import split_calls
 from heatproof.report.pieces import (
     UNSURE,
@@ -42,7 +43,7 @@ from heatproof.report.pieces import (
 )
 from heatproof.store import RunFolder
 from heatproof.store.ledger import known_record, write_record
-from heatproof.verdict.answers import Verdict
+from heatproof.verdict.answers import NetworkAnswer, Verdict
 from heatproof.verdict.data import Cell, Measure, RunData, in_order
 from heatproof.verdict.epochs import read_gradients, whole_norm
 
@@ -103,6 +104,15 @@ class ScoreTable(Piece):
     @property
     def caption(self) -> str:
         return f"Scores: {', '.join(dict.fromkeys(family for family, _ in self.families))}"
+
+
+def evidence(data: RunData, network: NetworkAnswer) -> Section:
+    """What the network uses, by class."""
+    classes: dict[str, list[EvidenceItem]] = {}
+    for item in network.evidence:
+        classes.setdefault(data.class_name(item.label), []).append(item)
+    content = {"network": network, "classes": classes} if network.is_tested else None
+    return Section("evidence", "What the network uses", content, network.note)
 
 
 def scores(data: RunData, widest: int = WIDEST) -> Section:

@@ -23,6 +23,7 @@ import math
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -368,13 +369,19 @@ class PictureStore:
             why = "its image size is implausible"
         raise StoreError(f"cannot show {path}: {why}; heatproof verify names all damage")
 
+    def open(self, name: str) -> Image.Image | None:
+        """The stored image; None if it was not stored or is damaged, which `verify` reports."""
+        with suppress(StoreError, *NO_PICTURE):
+            if content := self.read(name):
+                picture = Image.open(io.BytesIO(content), formats=("PNG", "JPEG"))
+                picture.load()
+                return picture
+        return None
+
     def planes(self, name: str) -> tuple[int, ...] | None:
         """The planes of a volume that its image shows, from the file's comment; None without one."""
-        content = self.read(name)
-        if content is None:
-            return None
-        with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as picture:
-            note = picture.info.get("comment", "")
+        picture = self.open(name)
+        note = "" if picture is None else picture.info.get("comment", "")
         match = PLANES.fullmatch(str(note, "ascii", "replace") if isinstance(note, bytes) else str(note))
         return tuple(map(int, match[1].split())) if match else None
 
