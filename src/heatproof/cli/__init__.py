@@ -54,9 +54,7 @@ MODULES = {  # of commands that share a module or have another name than it
     "list": "listing", "init": "run", "score": "audit", "evidence": "audit", "gate": "verdict",
     "compare": "report", **dict.fromkeys(("sql", "export", "serve", "verify"), "read"),
 }  # fmt: skip
-STUDIES = {
-    "cscore": "study_cscore", "cose": "study_cose", **dict.fromkeys(("qr", "localise", "contrast"), "study"),
-}  # fmt: skip
+STUDIES = {"cose": "study_cose", **dict.fromkeys(("cscore", "qr", "localise", "contrast"), "study")}
 PROTOCOLS = {
     "cscore": "Are the maps of a class consistent over training?",
     "qr": "Do the maps mark the functional patterns of QR codes?",

@@ -205,19 +205,9 @@ def json_text(results: Sequence[RuleResult], run: Path) -> str:
     """All rules with their values; what is not defined is null."""
     from heatproof.verdict.answers import without_nan
 
-    content = {
-        "run": run.as_posix(),
-        "holds": all(result.holds for result in results),
-        "rules": [
-            {
-                "rule": result.rule,
-                "holds": result.holds,
-                "n": result.n,
-                "values": [asdict(value) for value in result.values],
-                "alarms": [asdict(alarm) | {"name": alarm.name} for alarm in result.alarms],
-                "reasons": list(result.reasons),
-            }
-            for result in results
-        ],
-    }
+    rules = [
+        asdict(result) | {"alarms": [asdict(alarm) | {"name": alarm.name} for alarm in result.alarms]}
+        for result in results
+    ]
+    content = {"run": run.as_posix(), "holds": all(result.holds for result in results), "rules": rules}
     return json.dumps(without_nan(content), indent=2, allow_nan=False) + "\n"

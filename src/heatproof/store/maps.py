@@ -22,7 +22,7 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -224,14 +224,6 @@ class MapStore:
             raise InputError(f"no images were named; {len(places)} maps of {method} are stored")
         return _gather(places, wanted)
 
-    def shards(self, checkpoint: str, method: str) -> Iterator[Maps]:
-        """The same maps shard by shard, each image once, with one shard in memory at a time."""
-        self._refresh()
-        rows: dict[Shard, list[int]] = {}
-        for shard, row in self._of(checkpoint, method).values():
-            rows.setdefault(shard, []).append(row)
-        yield from (shard.read(picked).as_tensors() for shard, picked in rows.items())
-
     def _of(self, checkpoint: str, method: str) -> dict[str, tuple[Shard, int]]:
         """Shard and row of each image's map."""
         if places := self._places.get(_key(checkpoint, method)):
@@ -271,7 +263,7 @@ def _gather(places: Mapping[str, tuple[Shard, int]], wanted: Sequence[str]) -> S
         if _sizes(parts[-1]) != _sizes(parts[0]):
             raise InputError(
                 f"maps of {shard.method} at {shard.checkpoint} differ in size "
-                f"({_sizes(parts[0])}; {_sizes(parts[-1])}); read them shard by shard"
+                f"({_sizes(parts[0])}; {_sizes(parts[-1])}); name images of one size"
             )
     order = np.argsort(np.concatenate(list(positions.values())))
     arrays: dict[str, Any] = {
