@@ -165,16 +165,11 @@ class RunComparison:
             own = [d for d in self.differences if d.sides[1] == k]
             counts = {"same": self.same.get(k, 0), "pictures": len(side.data.images.ids)}
             others.append({"name": side.name, **counts, "charts": _charts(own), "numbers": _table(own, side)})
-        verdicts = []
-        for side in self.sides:
-            answers = [m for m in side.verdict.methods if side.method in ("", m.method)]
-            text = "; ".join(f"{m.method} {WORDS[m.follows]}" for m in answers) or "no method"
-            verdicts.append((side, text))
         content = {
             "this": self,
             "policy": policy(""),
             "style": Markup(asset("page.css")),
-            "verdicts": verdicts,
+            "words": WORDS,
             "moved": [(image, _strip(self, image)) for image in self.moved],
             "others": others,
         }

@@ -146,11 +146,7 @@ class Live:
         if not now.parts:
             raise StoreError(WAITING)
         data = self._read(now, ("data", model, checkpoint), lambda: read_run(now, model, checkpoint))
-        if (model, checkpoint) == (data.model, data.checkpoint):
-            return data
-        return self._read(
-            now, ("data", data.model, data.checkpoint), lambda: data
-        )  # the same under both keys
+        return self._read(now, ("data", data.model, data.checkpoint), lambda: data)  # the same for both keys
 
     def choices(self, data: RunData) -> dict[str, Any]:
         """What can be chosen on the page."""
