@@ -53,7 +53,6 @@ UNAVAILABLE = "image unavailable: the stored file is damaged; run heatproof veri
 GROUPS = {"best": "Best", "worst": "Worst", "disputed": "Most disputed"}
 MOST_FRONT, MOST_WRONG = 6, 2  # images at the top of a page
 FRONT_SIDE = 208  # pixels of the longer side
-NUMBERS = ("No", "One", "Two", "Three", "Four", "Five", "Six")
 
 
 def normalised(values: np.ndarray) -> np.ndarray:
@@ -334,10 +333,6 @@ class DrawnImage:
     score: float = math.nan
     linked: bool = False  # to its place in the gallery
 
-    @property
-    def wrong(self) -> bool:
-        return self.record["right"] is False
-
 
 @dataclass(frozen=True)
 class FrontImages(Piece):
@@ -348,21 +343,6 @@ class FrontImages(Piece):
     images: Sequence[DrawnImage]
     headline: Measure | None
     total: int
-
-    @property
-    def title(self) -> str:
-        count = len(self.images)
-        return f"{NUMBERS[count]} example{'s' * (count != 1)}"
-
-    @property
-    def how_chosen(self) -> str:
-        wrong = sum(image.wrong for image in self.images)
-        rank = f"from the highest to the lowest {self.headline.short}" if self.headline else "over all images"
-        text = f"{len(self.images) - wrong} evenly spaced {rank}"
-        if wrong:
-            surest = "wrong prediction" if wrong == 1 else f"{wrong} wrong predictions"
-            text += f", and the most confident {surest}"
-        return f"{text}; {self.total:,} images in all"
 
 
 def front_images(data: RunData, verdict: Verdict, linked: bool = False) -> FrontImages | None:

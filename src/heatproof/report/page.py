@@ -66,30 +66,6 @@ class ReportPage:
         return [section for section in self.sections if section.content is not None]
 
     @property
-    def right(self) -> list[bool]:
-        """Whether the network is right about each image whose class is known."""
-        return [right for right in self.data.images.right if right is not None]
-
-    @property
-    def followed(self) -> str:
-        """The short answer to the first question."""
-        answers = [answer.follows for answer in self.verdict.methods]
-        if self.verdict.follow == "undecided":
-            return f"Undecided for {counted(len(answers), 'method')}"
-        word = "Yes" if self.verdict.follow == "yes" else "No"
-        return f"{word}: {answers.count('yes')} of {counted(len(answers), 'method')}"
-
-    @property
-    def looked(self) -> str:
-        """The short answer to the second question."""
-        network = self.verdict.network
-        if not network.is_tested:
-            return "Not tested"
-        if network.answer == "undecided":
-            return "Judge the evidence below" if network.evidence else "Undecided"
-        return {"yes": "The object", "no": "Something other than the object"}[network.answer]
-
-    @property
     def steps(self) -> list[Step]:
         return list(next_steps(self.verdict))
 
