@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from heatproof.cli.report import report_command
+from heatproof.cli.read import report_command
 from heatproof.errors import StoreError
 from heatproof.report.model_card import card_markdown, write_model_card, yaml_lines
 from heatproof.store import RunFolder

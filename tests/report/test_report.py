@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from jinja2 import UndefinedError
 from markupsafe import Markup, escape
 
-from heatproof.cli.report import report_command
+from heatproof.cli.read import report_command
 from heatproof.errors import InputError, StoreError
 from heatproof.metrics.stats import mean_interval
 from heatproof.report.gallery import gallery, normalised, pack, pooled, resized, unpack

@@ -22,7 +22,7 @@ import numpy as np
 from markupsafe import Markup
 from PIL import Image
 
-from heatproof.disk import write_whole
+from heatproof.disk import output_path, write_whole
 from heatproof.errors import HeatproofError, InputError, did_you_mean
 from heatproof.metrics.stats import mean_interval, percentile_interval, resample
 from heatproof.report.gallery import MOST_COMPARED, for_display, standard_ranks
@@ -37,7 +37,6 @@ from heatproof.report.pieces import (
     named,
     nice_ticks,
     number,
-    output_path,
     policy,
     with_sub,
 )
@@ -186,11 +185,9 @@ class RunComparison:
             for s in self.sides
         ]  # fmt: skip
         changes = [
-            {"metric": d.of.name, "methods": list(d.methods), "sides": list(d.sides), "answer": d.answer,
-             "paired": d.paired, "n": list(d.n), "before": d.before, "after": d.after, "change": d.change,
-             "low": d.low, "high": d.high}
+            {"metric": d.of.name, "answer": d.answer, **{k: v for k, v in vars(d).items() if k != "of"}}
             for d in self.differences
-        ]  # fmt: skip
+        ]
         moved = [image._asdict() for image in self.moved]
         return dict(without_nan({"schema": SCHEMA, "sides": sides, "differences": changes, "moved": moved}))
 

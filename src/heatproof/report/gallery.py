@@ -286,20 +286,19 @@ def image_curves(
         r"""select image, method, regexp_extract(metric, '^(insertion|deletion)', 1) as kind,
                    regexp_extract(metric, '_at_(\d+)', 1)::int as percent, max(value) as value
             from scores where model = ? and checkpoint = ? and image in (select unnest(?))
+                 and method in (select unnest(?))
                  and regexp_matches(metric, '^(insertion|deletion)_at_\d+') and not isnan(value)
             group by all""",
-        [data.model, data.checkpoint, list(ids)],
+        [data.model, data.checkpoint, list(ids), list(data.methods)],
     )
-    kinds = sorted({row["kind"] for row in rows}, reverse=True)
-    percents = {kind: sorted({row["percent"] for row in rows if row["kind"] == kind}) for kind in kinds}
+    values = {tuple(row.values())[:4]: round(100 * row["value"]) for row in rows}
+    kinds = sorted({kind for _, _, kind, _ in values}, reverse=True)
+    percents = {kind: sorted({at for _, _, own, at in values if own == kind}) for kind in kinds}
     curves: dict[str, dict[str, list[list[int | None]]]] = {}
-    for row in rows:
-        if row["method"] in data.methods:
-            at = percents[row["kind"]]
-            table = curves.setdefault(row["image"], {}).setdefault(
-                row["kind"], [[None] * len(at) for _ in data.methods]
-            )
-            table[data.methods.index(row["method"])][at.index(row["percent"])] = round(100 * row["value"])
+    for image, kind in dict.fromkeys((image, kind) for image, _, kind, _ in values):
+        curves.setdefault(image, {})[kind] = [
+            [values.get((image, method, kind, at)) for at in percents[kind]] for method in data.methods
+        ]
     return percents, curves
 
 

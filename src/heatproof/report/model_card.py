@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from heatproof.disk import write_whole
+from heatproof.disk import output_path, write_whole
 from heatproof.errors import StoreError
 from heatproof.metrics.stats import mean_interval
-from heatproof.report.pieces import TEMPLATES, output_path
+from heatproof.report.pieces import TEMPLATES
 from heatproof.verdict.answers import USES, WORDS, Test, Verdict
 from heatproof.verdict.data import RunData
 

@@ -17,11 +17,11 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from heatproof.disk import write_whole
+from heatproof.disk import output_path, write_whole
 from heatproof.errors import InputError, counted
 from heatproof.report import sections
 from heatproof.report.gallery import MOST, FrontImages, front_images, gallery
-from heatproof.report.pieces import Grid, Section, asset, fill, named, output_path, policy
+from heatproof.report.pieces import Grid, Section, asset, fill, named, policy
 from heatproof.verdict import follow, uses
 from heatproof.verdict.alarms import Alarm
 from heatproof.verdict.answers import QUESTIONS, USES, WORDS, Verdict, listed

@@ -22,11 +22,11 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from heatproof.disk import write_whole
+from heatproof.disk import output_path, write_whole
 from heatproof.errors import MissingExtraError, need
 from heatproof.report.gallery import GROUPS, choose, draw_images, front_images, map_agreement
 from heatproof.report.page import read_report
-from heatproof.report.pieces import Section, asset, fill, output_path, policy
+from heatproof.report.pieces import Section, asset, fill, policy
 from heatproof.report.sections import scores
 from heatproof.verdict.answers import Verdict
 from heatproof.verdict.data import RunData
