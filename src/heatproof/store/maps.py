@@ -312,7 +312,7 @@ def _check(method: str, maps: Maps) -> None:
             f"{method} has {n} maps but {len(maps.ids)} ids and {maps.explained.numel()} explained classes; "
             "stored maps need one of each"
         )
-    for values in (maps.values, maps.values if maps.signed_values is None else maps.signed_values):
+    for values in (maps.values, maps.signed):
         if len(values) != n:
             raise InputError(f"{method} has {n} maps but {len(values)} signed maps; they must match")
         if not (finite := values.isfinite().flatten(1).all(1)).all():
