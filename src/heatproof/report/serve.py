@@ -27,8 +27,9 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from socketserver import ThreadingTCPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -71,10 +72,10 @@ class Reply:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-class Server(ThreadingHTTPServer):
+class Server(ThreadingTCPServer):
     """HTTP server of one run."""
 
-    daemon_threads = True
+    daemon_threads = allow_reuse_address = True
 
     def __init__(self, run: str | Path, host: str = "127.0.0.1", port: int = 0, token: bool = False) -> None:
         """token: require one on loopback too, against other users of the machine."""
@@ -88,6 +89,7 @@ class Server(ThreadingHTTPServer):
             super().__init__((address, port), Handler)
         except OSError as error:
             raise InputError(_why_not(host, port, error, self.address_family, address)) from error
+        self.server_port = self.server_address[1]
 
     @property
     def address(self) -> str:
@@ -95,13 +97,6 @@ class Server(ThreadingHTTPServer):
         host = socket.gethostname() if self.host in ("0.0.0.0", "::", "") else self.host
         host = f"[{host}]" if ":" in host else host
         return f"http://{host}:{self.server_port}/" + (f"?token={self.token}" if self.token else "")
-
-    def server_bind(self) -> None:
-        """Without the name lookup of HTTPServer, which may take seconds and is not used."""
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = self.host, self.server_address[1]
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if self.free.acquire(blocking=False):
