@@ -22,7 +22,8 @@ from benchmarks.sections import SECTIONS, BenchOptions
 from benchmarks.table import MeasuredRows
 from heatproof import __version__
 from heatproof.cli import HandledErrors
-from heatproof.cli._console import PATH, console, errors, make_folder, new_table, say
+from heatproof.cli._console import PATH, console, errors, new_table, say
+from heatproof.disk import clear_failure
 from heatproof.errors import InputError, UnknownNameError
 from heatproof.models.running import check_precision
 
@@ -106,7 +107,8 @@ def open_table(table: Path | None, names: Sequence[str]) -> MeasuredRows:
     if table and folders and len(names) > 1:
         raise InputError(f"--csv is a folder for {folders[0]}, a file for others; one --section at a time")
     if table:
-        make_folder(table if folders else table.parent)
+        with clear_failure(table):
+            (table if folders else table.parent).mkdir(parents=True, exist_ok=True)
     if table and not folders:
         measured.open(table)
     return measured

@@ -70,6 +70,14 @@ def clear_failure(path: Path) -> Iterator[None]:
         raise StoreError(f"cannot write {path}: {why}") from error
 
 
+def output_path(path: str | Path) -> Path:
+    """The path of a file to write, whose folder must exist."""
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise StoreError(f"cannot write {path}: the folder {path.parent} does not exist; create it first")
+    return path
+
+
 def is_full(error: OSError) -> bool:
     """Whether the disk was full; NumPy only reports that it wrote fewer items than it should."""
     short = error.errno is None and re.search(r"\d+ requested and \d+ written", str(error))

@@ -161,7 +161,7 @@ def test_the_same_seed_gives_the_same_files_in_any_batch_size(folder: Path) -> N
         (["a.png", "-t", "7"], "target 7 is out of range"),
         (["a.png", "--layer", "9"], "unknown layer '9'"),
         (["a.png", "--classes", "nothing.txt"], "cannot read class names"),
-        (["a.png", "--out", "a.png"], "cannot make the folder a.png"),
+        (["a.png", "--out", "a.png"], "cannot write a.png"),
         (["a.png", "--checkpoint", "no.pt"], "there is no file 'no.pt'"),
         (["a.png", "--checkpoint", "no.pt", "--random-weights"], "exclude each other"),
         (["a.png", "--classes", "two.txt"], "there are 2 class names but net.py:tiny has 3 classes"),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from heatproof.report.gallery import choose_front, front_images
-from heatproof.report.page import NO_METHOD, ReportPage, next_steps, read_report
+from heatproof.report.page import NO_METHOD, next_steps, read_report
 from heatproof.report.pieces import Section
 from heatproof.store import RunFolder
 from heatproof.verdict.answers import MethodAnswer, NetworkAnswer, Verdict
@@ -44,13 +45,14 @@ def test_pictures_are_spread_over_the_scores_with_two_wrong_answers(data: RunDat
 
 def test_each_picture_stands_beside_its_map_and_answer(data: RunData) -> None:
     front = front_images(data, judge(data), linked=True)
-    assert front is not None and front.method == "gradcam" and front.title == "Six examples"
-    assert "the most confident 2 wrong predictions; 60 images in all" in front.how_chosen
+    assert front is not None and front.method == "gradcam"
     for image in front.images:
         place = data.images.ids.index(image.record["id"])
         assert image.score == pytest.approx(data.images.scores["insertion", "gradcam"][place])
-        assert image.image != image.maps["gradcam"] and image.wrong == (data.images.right[place] is False)
+        assert image.image != image.maps["gradcam"]
     html = str(front.__html__())
+    assert ">Six examples<" in html
+    assert "the most confident 2 wrong predictions; 60 images in all." in html
     assert html.count("✗ wrong") == 2 and html.count("<img") == 12 and html.count('href="#picture=') == 6
 
 
@@ -104,13 +106,14 @@ def test_a_network_that_uses_something_else_and_an_alarm_are_steps() -> None:
 
 
 def test_both_questions_have_a_short_answer(data: RunData) -> None:
-    def page(judged: Verdict) -> ReportPage:
-        return read_report(data, judged, Section("pictures", "Pictures", missing="none"))
+    def answers(judged: Verdict) -> list[str]:
+        page = read_report(data, judged, Section("pictures", "Pictures", missing="none"))
+        return re.findall('<p class="short">(.*)</p>', page.fragments()["verdict"])
 
-    front = page(verdict(MethodAnswer("a", "yes"), MethodAnswer("b", "no")))
-    assert (front.followed, front.looked) == ("Yes: 1 of 2 methods", "Not tested")
+    front = verdict(MethodAnswer("a", "yes"), MethodAnswer("b", "no"))
+    assert answers(front) == ["Yes: 1 of 2 methods", "Not tested"]
     short = {"yes": "The object", "no": "Something other than the object", "undecided": "Undecided"}
     for answer, text in short.items():
         network = network_answer(made_record((answer, answer)))
-        other = page(verdict(MethodAnswer("a", "undecided"), network=network))
-        assert (other.followed, other.looked) == ("Undecided for 1 method", text)
+        other = verdict(MethodAnswer("a", "undecided"), network=network)
+        assert answers(other) == ["Undecided for 1 method", text]

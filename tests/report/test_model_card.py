@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from heatproof.cli.report import report_command
+from heatproof.cli.read import report_command
 from heatproof.errors import StoreError
-from heatproof.report.model_card import card_markdown, write_model_card, yaml_lines
+from heatproof.report.model_card import card_markdown, write_model_card, yaml_scalar
 from heatproof.store import RunFolder
 from heatproof.verdict.answers import ClassAnswer, MethodAnswer, NetworkAnswer, Test, Verdict
 from heatproof.verdict.data import RunData, read_run
@@ -65,10 +66,15 @@ def test_the_hub_reads_the_results(data: RunData, verdict: Verdict) -> None:
 def test_names_cannot_break_out_of_the_card(data: RunData, verdict: Verdict) -> None:
     yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: pip install pyyaml")
     texts = [*EVIL, *CLASSES, "no", "1e5", "a: b", "- x", "---", "", "'", "\x7f\x85\u2028\ufeff", "#", "~"]
-    head = {"a": [{"b": text} for text in texts], "c": {"d": texts, "n": [1, True, 2.5, 1e-7, -3.0]}}
-    read = yaml.safe_load("\n".join(yaml_lines(head)))
-    assert [each["b"] for each in read["a"]] == texts and read["c"]["d"] == texts
-    assert read["c"]["n"] == [1, True, 2.5, 0.0, -3.0]
+    assert yaml.safe_load("\n".join(f"- a: {yaml_scalar(text)}" for text in texts)) == [
+        {"a": text} for text in texts
+    ]
+    numbers = "\n".join(f"- {yaml_scalar(number)}" for number in (1, True, 2.5, 1e-7, -3.0))
+    assert yaml.safe_load(numbers) == [1, True, 2.5, 0.0, -3.0]
+    named = replace(verdict, methods=tuple(MethodAnswer(text, "no") for text in texts))
+    head = yaml.safe_load(card_markdown(data, named).split("---\n")[1])
+    metrics = head["model-index"][0]["results"][0]["metrics"]
+    assert [metric["args"]["method"] for metric in metrics if metric["type"] == "follows"] == texts
     body = card_markdown(data, verdict).partition("---\n<!--")[2]
     assert "<b>" not in body.replace("\\<b\\>", "") and "a\\|b" in body
     rows = [line for line in body.splitlines() if line.startswith(("| gradcam", "| lime"))]

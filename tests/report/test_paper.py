@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from heatproof.cli.report import report_command
+from heatproof.cli.read import report_command
 from heatproof.errors import MissingExtraError, StoreError
 from heatproof.report import print_pdf
 from heatproof.report.page import ReportPage, read_report

@@ -118,11 +118,6 @@ def test_parts_read_as_one_in_id_order(run: RunFolder) -> None:
     assert picked.ids == ("e", "a", "e")
     assert torch.equal(picked.values, maps.values[[4, 0, 4]])
     assert picked.explained.tolist() == [12, 11, 12]
-    parts = list(store.shards("e1", "gradcam"))
-    assert sorted(i for part in parts for i in part.ids) == ["a", "b", "c", "d", "e"]
-    assert {i: v.sum().item() for p in parts for i, v in zip(p.ids, p.values, strict=True)} == {
-        i: v.sum().item() for i, v in zip(maps.ids, maps.values, strict=True)
-    }
 
 
 def test_only_the_shards_asked_for_are_opened(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +134,7 @@ def test_only_the_shards_asked_for_are_opened(run: RunFolder, monkeypatch: pytes
     monkeypatch.setattr(Shard, "read", watched)
     run.maps().read("e1", "rise", ["3", "4"])
     assert opened == [("rise", [1]), ("rise", [0])]
-    next(run.maps().shards("e1", "gradcam"))
+    run.maps().read("e1", "gradcam", ["0", "1"])
     assert opened[2:] == [("gradcam", [0, 1])]
 
 
@@ -175,15 +170,14 @@ def test_an_image_in_two_units_is_read_once(run: RunFolder) -> None:
         run.write_unit(Unit("e1", (0, 2), ("gradcam",), metrics), [], {"gradcam": some_maps(["a", "b"])})
     store = run.maps()
     assert store.read("e1", "gradcam").ids == ("a", "b")
-    assert [part.ids for part in store.shards("e1", "gradcam")] == [("a", "b")]
 
 
-def test_different_sizes_read_shard_by_shard_only(run: RunFolder) -> None:
+def test_different_sizes_are_not_read_together(run: RunFolder) -> None:
     run.write_unit(unit(0, 1), [], {"gradcam": some_maps(["a"], size=7)})
     run.write_unit(unit(1, 2), [], {"gradcam": some_maps(["b"], size=8)})
-    with pytest.raises(InputError, match=r"differ in size \(7x7 .* 8x8 .*shard by shard"):
+    with pytest.raises(InputError, match=r"differ in size \(7x7 .* 8x8 .*images of one size"):
         run.maps().read("e1", "gradcam")
-    assert [part.values.shape[-1] for part in run.maps().shards("e1", "gradcam")] == [7, 8]
+    assert [run.maps().read("e1", "gradcam", [name]).values.shape[-1] for name in "ab"] == [7, 8]
 
 
 def test_slugs_are_safe_and_never_shared() -> None:

@@ -1,9 +1,4 @@
-"""The command line. A command is imported when it is called; the library does the work.
-
-Exit codes: 0 success; 1 the command finished, but some images could not be used, a rule of the gate does not
-hold, or a run folder is not what was written; 2 it could not start or go on; 3 a bug, with its traceback; 130
-stopped by Ctrl-C.
-"""
+"""The command line. A command is imported when it is called; the library does the work."""
 
 from __future__ import annotations
 
@@ -51,12 +46,10 @@ SECTIONS = {
     "Other": {"qr": "Generate images of codes with exact masks of their parts."},
 }
 MODULES = {  # of commands that share a module or have another name than it
-    "list": "listing", "init": "run", "score": "audit", "evidence": "audit", "gate": "verdict",
-    "compare": "report", **dict.fromkeys(("sql", "export", "serve", "verify"), "read"),
+    "list": "listing", "init": "run", "score": "audit", "evidence": "audit",
+    **dict.fromkeys(("verdict", "report", "compare", "serve", "sql", "export", "gate", "verify"), "read"),
 }  # fmt: skip
-STUDIES = {
-    "cscore": "study_cscore", "cose": "study_cose", **dict.fromkeys(("qr", "localise", "contrast"), "study"),
-}  # fmt: skip
+STUDIES = {"cose": "study_cose", **dict.fromkeys(("cscore", "qr", "localise", "contrast"), "study")}
 PROTOCOLS = {
     "cscore": "Are the maps of a class consistent over training?",
     "qr": "Do the maps mark the functional patterns of QR codes?",

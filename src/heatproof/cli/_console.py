@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from heatproof.errors import InputError, counted, visible
+from heatproof.errors import counted, visible
 from heatproof.run.progress import Bar
 
 if TYPE_CHECKING:
@@ -95,13 +95,6 @@ def say_verdict(verdict: Verdict) -> None:
 def has_screen() -> bool:
     """Whether there is a desktop; without it, a text browser would take over the terminal."""
     return sys.platform in ("darwin", "win32") or bool({"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys())
-
-
-def make_folder(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot make the folder {path}: {error.strerror}") from error
 
 
 class Steps:

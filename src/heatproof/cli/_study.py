@@ -8,7 +8,6 @@ the file are relative to the file. An empty text counts as not given.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
 from importlib.resources import files
@@ -82,15 +81,10 @@ class StudyCommand(click.Command):
     def _read(self, ctx: click.Context, _parameter: click.Parameter, path: Path | None) -> None:
         if path is None:
             return
-        from heatproof.run.config import ModelTable
+        from heatproof.run.config import ModelTable, read_toml
         from heatproof.run.study import foreign_code
 
-        try:
-            content = tomllib.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise InputError(f"there is no file {path}") from None
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise InputError(f"cannot read {path} as TOML: {error}") from error
+        content = read_toml(path)
         known = {str(own.name): own for own in self.params if isinstance(own, click.Option)}
         for key in content:
             if key not in known:

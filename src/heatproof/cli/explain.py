@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from PIL import Image
 
-from heatproof.cli._console import PATH, Steps, console, errors, make_folder, new_table, say, steps
+from heatproof.cli._console import PATH, Steps, console, errors, new_table, say, steps
 from heatproof.cli._study import arguments, settings_options
+from heatproof.disk import clear_failure
 from heatproof.errors import InputError, ModelError, TargetError, did_you_mean
 from heatproof.images.arrays import is_nifti_name, open_seen
 from heatproof.images.files import DICOM_SUFFIXES, EXAMPLES, named_file, suffixes
@@ -142,7 +143,8 @@ def explain_command(
         "seed": seed,
         "batch_size": batch_size,
     }
-    make_folder(out)
+    with clear_failure(out):
+        out.mkdir(parents=True, exist_ok=True)
     named = list(zip(unique_names(paths), paths, strict=True))
     at_once = batch_size or IMAGES_AT_ONCE
     written: list[Path] = []
@@ -302,10 +304,8 @@ def file_part(method: str) -> str:
 
 
 def save(image: Image.Image, path: Path) -> Path:
-    try:
+    with clear_failure(path):
         image.save(path)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
     return path
 
 

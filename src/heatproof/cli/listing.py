@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
 
 import click
 
 from heatproof.cli._console import console, new_table, say
 from heatproof.errors import InputError
-from heatproof.registry import REPEATS, Card, Explainer, Metric, explainers, metrics
+from heatproof.registry import REPEATS, Explainer, Metric, explainers, metrics
 from heatproof.run.config import read_metrics
 
+NETWORKS = {"cnn": "convolutional networks", "transformer": "transformers"}
 VERDICT = {  # by a metric's question, and whether it votes
     ("map", True): "votes on whether maps follow the network",
     ("map", False): "information about maps",
@@ -69,11 +69,9 @@ def list_methods(verbose: bool) -> None:
 
 def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Rows whose last cell may take several lines."""
-    table = new_table(title)
-    for column in columns:
-        table.add_column(column, no_wrap=column != columns[-1])
-    for row in rows:
-        table.add_row(*row)
+    table = new_table(title, columns, rows)
+    for column in table.columns[:-1]:
+        column.no_wrap = True
     console.print(table)
 
 
@@ -82,12 +80,7 @@ def method_page(entry: Explainer) -> str:
     facts = {"idea": entry.summary, "also called": ", ".join(entry.aliases), "cost per image": cost(entry)}
     facts["only for"] = NETWORKS.get(entry.architecture, "")
     facts["options"] = ", ".join(f"{name}={value}" for name, value in entry.options.items())
-    facts |= {field.name: getattr(entry.card, field.name) for field in fields(Card)}
-    facts["citation"] = entry.cite
-    return page(entry.name, facts)
-
-
-NETWORKS = {"cnn": "convolutional networks", "transformer": "transformers"}
+    return page(entry.name, facts | vars(entry.card) | {"citation": entry.cite})
 
 
 def cost(entry: Explainer) -> str:

@@ -1,20 +1,227 @@
-"""Commands that read a run folder: sql, export, serve and verify."""
+"""Commands that read a run folder: verdict, report, compare, serve, sql, export, gate and verify."""
 
 from __future__ import annotations
 
 import csv
 import json
+import math
+import re
 import sys
 import threading
+import traceback
 import webbrowser
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from heatproof.cli._console import PATH, console, has_screen, new_table, say
-from heatproof.errors import InputError, counted, visible
+from heatproof.cli._console import PATH, console, has_screen, new_table, say, say_verdict
+from heatproof.errors import HeatproofError, InputError, counted, visible
+from heatproof.verdict.rules import MIN_N, MIN_USABLE
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from heatproof.store.manifest import Facts
+    from heatproof.verdict.answers import Verdict
+    from heatproof.verdict.gate import RuleResult
+
+FAILED, CRASHED = 1, 3  # exit codes: a rule does not hold; the gate itself failed
+LINES_SHOWN = 5  # per rule in the table; files hold everything
 FINDINGS_SHOWN = 20
+DEFAULT = "-"  # the usual name of a file in the run's folder
+
+
+@click.command("verdict")
+@click.argument("run", type=PATH)
+@click.option("--checkpoint", help="At this checkpoint; the last one where none is named.")
+@click.option("--model", help="Of this model, where the run has several.")
+@click.option("--json", "as_json", is_flag=True, help="Print verdict.json instead of a table.")
+@click.option("--tests", is_flag=True, help="Also show the tests of maps that do not vote, as information.")
+def verdict_command(run: Path, checkpoint: str | None, model: str | None, as_json: bool, tests: bool) -> None:
+    """Judge which maps of the folder RUN follow the network, and what the network uses.
+
+    A method FOLLOWS the network if its maps are significantly better than their control maps: the same
+    method's maps of networks with random weights, and the map rotated by half a turn. The network USES THE
+    OBJECT if its answers depend on the annotated boxes or masks, and if nothing else that is moved into other
+    images turns their answers (metric evidence). "Undecided" comes with what would decide it: a missing
+    metric, more images or annotations, or the contrast test. The verdict on the last checkpoint is stored as
+    RUN/verdict.json.
+
+    \b
+    Examples:
+      heatproof verdict runs/first
+      heatproof verdict runs/first --tests
+      heatproof verdict runs/first --json > verdict.json
+      heatproof gate runs/first --rule "follows gradcam" --rule "looks-there pneumonia"
+    """
+    from heatproof.store import RunFolder
+    from heatproof.verdict.answers import USES, WORDS
+    from heatproof.verdict.data import read_run
+    from heatproof.verdict.judge import judge, keep
+
+    folder = RunFolder.open(run)
+    data = read_run(folder, model, checkpoint)
+    verdict = judge(data)
+    stored = keep(data, verdict)
+    if as_json:
+        click.echo(verdict.json())
+        return
+    say_verdict(verdict)
+    table = new_table(f"at {verdict.checkpoint}", ("", "answer", "why"))
+    for answer in verdict.methods:
+        votes = "; ".join(str(test) for test in answer.tests if test.votes)
+        table.add_row(answer.method, WORDS[answer.follows], "; ".join(filter(None, (answer.note, votes))))
+    for of in verdict.network.classes:
+        table.add_row(of.name, USES[of.answer], str(of.test))
+    console.print(table)
+    if tests:
+        console.print(_information(verdict, data.facts))
+    alarms = [f"alarm at {alarm['checkpoint']}: {alarm['sentence']}" for alarm in verdict.alarms]
+    for line in filter(None, (*alarms, verdict.measured, stored)):
+        say(line)
+
+
+def _information(verdict: Verdict, facts: Facts) -> Table:
+    """Tests that do not vote as rows, methods as columns; means over images, or as in the title."""
+    from heatproof.verdict.data import measure
+
+    methods = [answer.method for answer in verdict.methods]
+    values = {
+        (m.method, test.name): test.value for m in verdict.methods for test in m.tests if not test.votes
+    }
+    titles = {test.name: test.title for m in verdict.methods for test in m.tests if not test.votes}
+    rows = []
+    for name, title in titles.items():
+        cells = (values.get((method, name), math.nan) for method in methods)
+        texts = ("" if math.isnan(value) else f"{value:.3f}" for value in cells)
+        rows.append((f"{title} {measure(name, facts).arrow}".strip(), *texts))
+    return new_table(
+        "information: these do not vote; ↑ higher is better, ↓ lower", ("", *methods), rows, right=methods
+    )
+
+
+@click.command("report")
+@click.argument("run", type=PATH, required=False, metavar="RUN")
+@click.option(
+    "--out", "-o", type=PATH, help="The file; by default RUN/report.html, of an audit AUDIT/report.html."
+)
+@click.option("--model", help="Which model, if the run contains several.")
+@click.option("--checkpoint", help="Which checkpoint; the last by default.")
+@click.option("--gallery", default=48, type=click.IntRange(min=0), help="Images to embed, at most.")
+@click.option("--jet", is_flag=True, help="Also offer the jet colour map, which shows false edges.")
+@click.option(
+    "--pdf",
+    is_flag=False,
+    flag_value=DEFAULT,
+    metavar="[FILE]",
+    help="Also a PDF of at most six numbered pages; RUN/report.pdf by default. Printed by Chromium if "
+    "installed, else by Typst (the extra pdf) with a simpler layout.",
+)
+@click.option(
+    "--model-card",
+    "card",
+    is_flag=False,
+    flag_value=DEFAULT,
+    metavar="[FILE]",
+    help="Also a Hugging Face model card with model-index results; RUN/model-card.md by default.",
+)
+def report_command(
+    run: Path | None, out: Path | None, model: str | None, checkpoint: str | None, gallery: int, jet: bool,
+    pdf: str | None, card: str | None,
+) -> None:  # fmt: skip
+    """Write the report of the folder RUN, one self-contained HTML file with the verdict at the top.
+
+    The file opens from disk and loads nothing. --pdf also writes a PDF, --model-card a model card.
+
+    \b
+    Examples:
+      heatproof report runs/first
+      heatproof report runs/first --out audit.html --gallery 24
+      heatproof report runs/first --checkpoint epoch05
+      heatproof report runs/first --pdf audit.pdf
+      heatproof report runs/first --model-card
+    """
+    if run is None:  # `report --pdf RUN` gives RUN to the option
+        if pdf not in (None, DEFAULT) and Path(pdf).is_dir():
+            run, pdf = Path(pdf), DEFAULT
+        elif card not in (None, DEFAULT) and Path(card).is_dir():
+            run, card = Path(card), DEFAULT
+        else:
+            raise click.UsageError("name the folder of a run, such as: heatproof report runs/first --pdf")
+    from heatproof.report.page import write_page
+    from heatproof.store import RunFolder
+    from heatproof.verdict.data import read_run
+    from heatproof.verdict.judge import keep
+
+    folder = RunFolder.open(run)
+    data = read_run(folder, model, checkpoint)
+    path = out or folder.page
+    verdict = write_page(data, path, most=gallery, jet=jet)
+    lines = [str(verdict), folder.status().sentence, keep(data, verdict), f"wrote {path}"]
+    if pdf is not None:
+        from heatproof.report.print_pdf import write_pdf
+
+        paper = folder.path / "report.pdf" if pdf == DEFAULT else Path(pdf)
+        lines.append(f"wrote {paper}, {write_pdf(data, verdict, paper)}")
+    if card is not None:
+        from heatproof.report.model_card import write_model_card
+
+        path = folder.path / "model-card.md" if card == DEFAULT else Path(card)
+        lines.append(f"wrote {write_model_card(data, verdict, path)}")
+    for line in filter(None, lines):
+        say(line)
+
+
+@click.command("compare")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN RUN...")
+@click.option("--out", "-o", type=PATH, default=Path("compare.html"), help="The page.")
+@click.option(
+    "--pictures", default=12, type=click.IntRange(min=0), help="Images whose maps changed most, to show."
+)
+@click.option("--all", "everything", is_flag=True, help="Also print numbers without a significant change.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON; write no page.")
+def compare_command(runs: tuple[str, ...], out: Path, pictures: int, everything: bool, as_json: bool) -> None:
+    """Compare runs: which scores became better or worse, and which maps changed most.
+
+    Each RUN is a folder, optionally with a checkpoint or a method behind @; the others are compared with the
+    first. Compare networks, checkpoints of a training, or methods of a network. Shared images are compared in
+    pairs, others as two samples, with 95 % intervals.
+
+    \b
+    Examples:
+      heatproof compare runs/before runs/after
+      heatproof compare runs/resnet runs/convnext runs/vit --out networks.html
+      heatproof compare runs/training@epoch05 runs/training@epoch30
+      heatproof compare runs/first@gradcam runs/first@layercam
+      heatproof compare runs/before runs/after --json > changes.json
+    """
+    from heatproof.report.compare import compare_runs
+
+    result = compare_runs(runs, pictures)
+    if as_json:
+        click.echo(json.dumps(result.as_json(), indent=1, ensure_ascii=False, allow_nan=False))
+        return
+    table = new_table(result.headline, ("run", "verdict", "methods that follow"))
+    for side in result.sides:
+        follow = [m.method for m in side.verdict.methods if m.follows == "yes"]
+        table.add_row(side.name, side.headline, ", ".join(follow) or "none")
+    console.print(table)
+    columns = ("number", "method", "from", "to", "before", "after", "change", "95 % interval", "")
+    changes = new_table("significant changes" if not everything else "all numbers", columns)
+    for d in result.differences:
+        if everything or d.answer != "unclear":
+            interval = "" if math.isnan(d.low) else f"{d.low:+.3f} to {d.high:+.3f}"
+            ends = (result.sides[k].name for k in d.sides)
+            values = f"{d.before:.3f}", f"{d.after:.3f}", f"{d.change:+.3f}", interval, d.answer
+            changes.add_row(f"{d.of.short} {d.of.arrow}", d.method, *ends, *values)
+    if changes.rows:
+        console.print(changes)
+    for image in result.moved[:3]:
+        say(f"largest change of maps: {image.image} (similarity {image.alike:.2f})")
+    say(f"the page: {result.report(out)}")
 
 
 @click.command("sql")
@@ -127,6 +334,108 @@ def serve_command(run: Path, port: int, host: str, token: bool, open_page: bool)
             server.serve_forever()
         except KeyboardInterrupt:
             say("\nended")
+
+
+@click.command("gate")
+@click.argument("run", type=PATH)
+@click.option("--rule", "rules", multiple=True, required=True, help="A rule; may be repeated.")
+@click.option(
+    "--min-n",
+    default=MIN_N,
+    type=click.IntRange(min=1),
+    help="Rules on fewer images do not hold (C-Score: images of its gold list).",
+)
+@click.option(
+    "--min-usable",
+    default=100 * MIN_USABLE,
+    type=click.FloatRange(0, 100),
+    metavar="PERCENT",
+    help="Least percentage of the planned images that could be used.",
+)
+@click.option("--junit", type=PATH, help="Also write JUnit XML for CI systems.")
+@click.option("--json", "as_json", type=PATH, help="Also write JSON.")
+@click.pass_context
+def gate_command(
+    ctx: click.Context, run: Path, rules: tuple[str, ...], min_n: int, min_usable: float, junit: Path | None,
+    as_json: Path | None,
+) -> None:  # fmt: skip
+    """Check rules on the folder RUN.
+
+    \b
+    Exit codes:
+      0   all rules hold
+      1   a rule does not hold, and nothing else
+      2   a rule or the folder cannot be read
+      3   internal error
+      130 Ctrl-C
+
+    A rule on an undefined number, or on fewer than --min-n images, does not hold. One rule is always checked
+    first: the run is complete, and --min-usable per cent of its images could be used.
+
+    \b
+    Rules:
+      cscore >= 0.4                     every method but the controls, all classes, at the last checkpoint
+      cscore.pneumonia >= 0.5           one class, by name or number
+      cscore.gradcam.pneumonia >= 0.5   one method and class
+      any(cscore.pneumonia >= 0.5)      one method is enough
+      insertion.random <= 0.3           a control, checked only if it is named
+      insertion.gradcam >= 0.3          any metric of the run: its mean over the images
+      auc@epoch05 >= 0.9                at another checkpoint, by name or epoch; @all: at each of them
+      no-alarms   no-alarms(1, 2)       no alarm at any checkpoint, or none of these mechanisms
+      follows gradcam                   the verdict: its maps follow the network; follows: all methods
+      looks-there pneumonia             the verdict: the network uses the annotated object for this class
+      no-shortcut                       no evidence off the object turns answers, and none recurs
+
+    \b
+    Examples:
+      heatproof gate runs/first --rule "cscore.pneumonia >= 0.5" --rule no-alarms
+      heatproof gate runs/first --rule "auc >= 0.9" --junit gate.xml --json gate.json
+    """
+    from heatproof.disk import write_whole
+    from heatproof.verdict.gate import check
+
+    try:
+        results = check(run, rules, min_n, min_usable / 100)
+        if junit is not None:
+            write_whole({junit: junit_xml(results, run.name)})
+        if as_json is not None:
+            write_whole({as_json: json_text(results, run)})
+        table = new_table("", ("", "rule", "value", "n", "of", "why"), right=("value", "n"))
+        for result in results:
+            for k, line in enumerate(result.lines[:LINES_SHOWN]):
+                head = ("ok" if result.holds else "FAIL", result.rule) if k == 0 else ("", "")
+                table.add_row(*head, *line)
+            if len(result.lines) > LINES_SHOWN:
+                table.add_row("", "", "", "", f"and {len(result.lines) - LINES_SHOWN} more", "")
+        console.print(table)
+        say(f"{sum(result.holds for result in results)} of {len(results)} rules hold for {run}")
+    except HeatproofError:
+        raise
+    except Exception:  # Python would exit with 1, which means that a rule does not hold
+        traceback.print_exc()
+        ctx.exit(CRASHED)
+    if not all(result.holds for result in results):
+        ctx.exit(FAILED)
+
+
+def junit_xml(results: Sequence[RuleResult], name: str) -> str:
+    """One test case per rule, without the characters that XML cannot hold."""
+    from heatproof.report.pieces import TEMPLATES
+
+    text = TEMPLATES.get_template("cli/junit.xml").render(results=results, name=name)
+    return re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "?", text)
+
+
+def json_text(results: Sequence[RuleResult], run: Path) -> str:
+    """All rules with their values; what is not defined is null."""
+    from heatproof.verdict.answers import without_nan
+
+    rules = [
+        asdict(result) | {"alarms": [asdict(alarm) | {"name": alarm.name} for alarm in result.alarms]}
+        for result in results
+    ]
+    content = {"run": run.as_posix(), "holds": all(result.holds for result in results), "rules": rules}
+    return json.dumps(without_nan(content), indent=2, allow_nan=False) + "\n"
 
 
 @click.command("verify")

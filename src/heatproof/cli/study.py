@@ -1,16 +1,19 @@
-"""heatproof study qr, localise, contrast: protocols whose help is the file help.txt beside their settings."""
+"""heatproof study cscore, qr, localise, contrast: protocols whose help is help.txt beside their settings."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
 
-from heatproof.cli._console import broken_table, console, errors, new_table, steps
+from heatproof.cli._console import PATH, broken_table, console, errors, new_table, steps
 from heatproof.cli._study import StudyCommand, finish_study, study_help, terminal_table
 from heatproof.cli.contrast import run_contrast
+from heatproof.errors import InputError
 from heatproof.run.progress import Progress
 from heatproof.studies.contrast.settings import ContrastSettings
+from heatproof.studies.cscore.settings import CscoreSettings
 from heatproof.studies.localise.settings import LocaliseSettings
 from heatproof.studies.qr.settings import FULL, QrSettings
 
@@ -19,6 +22,10 @@ SHOWN = ("table-2", "table-3", "table-4", "table-5", "table-6")
 FULL_SIZE = click.Option(
     ["--full"], is_flag=True, help="The paper's size: ResNet-50, 224 pixels, 600 and 300 codes; a GPU."
 )
+REFERENCE = click.Option(
+    ["--reference"], type=PATH,
+    help="A finished run: score --checkpoints FILE beside it, on its images, with its methods.",
+)  # fmt: skip
 
 
 @click.command("contrast", cls=StudyCommand, settings=ContrastSettings)
@@ -72,3 +79,54 @@ def qr_command(ctx: click.Context, full: bool, given: dict[str, Any]) -> None:
         if table := made.get(f"{name}-seeds") or made.get(name):
             console.print(terminal_table(table))
     finish_study(ctx, outcome.page, failed=False)
+
+
+@click.command(
+    "cscore", cls=StudyCommand, settings=CscoreSettings, more={"out": REFERENCE}, words="NETWORK|RUN",
+    help=study_help("cscore"),
+)  # fmt: skip
+@click.pass_context
+def cscore_command(
+    ctx: click.Context, words: tuple[str, ...], reference: Path | None, given: dict[str, Any]
+) -> None:
+    """Consistency of the maps of a class over training."""
+    from heatproof.studies import cscore
+
+    settings = CscoreSettings(**_with_words(given, words))
+    if reference is not None:
+        if len(settings.checkpoints) != 1:
+            raise InputError("--reference compares one weight file: name it with --checkpoints FILE")
+        images, weights = (*settings.images, None)[0], Path(settings.checkpoints[0])
+        outcome = cscore.compare(reference, weights, settings.out, images, Progress(console))
+        worse = f"worse: {len(outcome.fell)} scores fell, {len(outcome.alarms)} alarms; "
+        failed = bool(outcome.fell or outcome.alarms)
+        before = worse if failed else "no worse; "
+        return finish_study(ctx, outcome.page, failed, before, tables=outcome.book.tables.values())
+    several = bool(settings.networks or settings.beside)
+    study = cscore.networks_study if several else cscore.cscore_study
+    with steps("training", settings.last_epoch * (len(settings.networks) if several else 1)) as bar:
+
+        def show(name: str, state: Any) -> None:
+            prefix = f"{name}, " * several
+            bar.now(f"{prefix}epoch {state.epoch}, batch {state.batch} of {state.batches}")
+            if (epoch := state.result) is not None:
+                scores = f"loss {epoch.loss:.3f}, accuracy {epoch.accuracy:.3f}, AUC {epoch.auc:.3f}"
+                bar.done(f"{prefix}epoch {epoch.epoch}, {epoch.phase}: {scores}")
+
+        outcome = study(settings, Progress(console), show)
+    tables = outcome.book.tables
+    alarms = "" if several else f"{len(tables['alarms'].rows) if 'alarms' in tables else 0} alarms; "
+    shown = [tables[name] for name in (("networks", "methods") if several else ("overall",))]
+    return finish_study(ctx, outcome.page, outcome.broken, alarms, outcome.broken, shown)
+
+
+def _with_words(given: dict[str, Any], words: tuple[str, ...]) -> dict[str, Any]:
+    """Words are finished studies if such a folder exists, else networks; --model is one of them."""
+    folders = [word for word in words if Path(word).is_dir()]
+    named = [word for word in words if word not in folders]
+    networks, beside = (*given.get("networks", ()), *named), (*given.get("beside", ()), *map(Path, folders))
+    if "model" in given or (given.get("images") and not networks):
+        networks = (given.get("model", CscoreSettings.model), *networks)
+    if len(networks) == 1 and not beside:
+        return given | {"model": networks[0], "networks": ()}
+    return given | {"networks": networks, "beside": beside}

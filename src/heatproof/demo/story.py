@@ -8,7 +8,7 @@ from typing import Any
 
 from heatproof.demo.networks import CLASSES, CODE, HARM, HARMFUL, HEALTHY, Sizes, Twin
 from heatproof.explain.floors import is_floor
-from heatproof.report.page import EvidenceStrip, advice
+from heatproof.report.page import advice
 from heatproof.report.pieces import Line, LinePanel, Mark, Panels, Section
 from heatproof.show import address
 from heatproof.studies.contrast.protocol import maps_over_pictures, table
@@ -80,12 +80,10 @@ def cheating(twin: Twin) -> dict[str, Any]:
             for title, (pictures, captions) in rows.items()
         ],
         "networks": [
-            (
-                NETWORKS[which],
-                [EvidenceStrip(item, CLASSES[CODE]) for item in record.items if item.label == CODE],
-            )
+            (NETWORKS[which], [item for item in record.items if item.label == CODE])
             for which, record in twin.records.items()
         ],
+        "code": CLASSES[CODE],
         "answer": told_apart(twin),
         "numbers": table(point),
     }

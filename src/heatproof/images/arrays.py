@@ -99,10 +99,9 @@ def _values(file: Path, key: str | None) -> np.ndarray:
     if ending == ".npz":
         with np.load(file, allow_pickle=False) as arrays:
             names = list(arrays)
-            if key is None and len(names) != 1:
-                raise InputError(f"it holds {', '.join(names) or 'nothing'}; name one with key")
-            if key is not None and key not in names:
-                raise InputError(f"it holds {', '.join(names) or 'nothing'}, but no {key!r}; correct key")
+            if key not in names and (key is not None or len(names) != 1):
+                but = "" if key is None else f", but no {key!r}"
+                raise InputError(f"it holds {', '.join(names) or 'nothing'}{but}; name one with key")
             return np.asarray(arrays[key or names[0]])
     if ending in (".tif", ".tiff"):
         from tifffile import imread  # comes with scikit-image

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from heatproof.errors import HeatproofError, InputError, UnknownNameError, first_line, need
 
@@ -44,12 +44,7 @@ log = logging.getLogger("heatproof.images")
 MAX_PIXELS = 178_956_970  # Pillow's own limit: half a gigabyte of RGB
 # Formats of plain pixels: others can run programs (EPS) or match any bytes (TGA).
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "PPM", "JPEG2000", "AVIF")
-UPRIGHT = {  # by EXIF orientation
-    2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}  # fmt: skip
-ORIENTATION = 0x0112
+ORIENTATION = 0x0112  # of EXIF
 DEPTHS = (8, 10, 12, 14, 16)
 CUT = re.compile(";16[BLN]")  # Pillow's raw modes that keep the upper byte of each colour
 DEEP = ("I", "F")  # how modes of more than 8 bits begin
@@ -238,10 +233,9 @@ def read_image(file: Path | BinaryIO, bits: int | None = None) -> Image.Image:
                     raise InputError(TOO_LARGE.format(f"{width * height:,} pixels, more"))
                 cut = not image.mode.startswith(DEEP) and CUT.search(str(image.tile))
                 image.load()
-                turn = None
                 with suppress(Exception):  # the pixels are usable despite a broken EXIF block
-                    turn = UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
-                pixels = eight_bits(image if turn is None else image.transpose(turn), bits).copy()
+                    ImageOps.exif_transpose(image, in_place=True)
+                pixels = eight_bits(image, bits).copy()
                 if cut and bits != 16 and (top := np.asarray(pixels).max()) < DIM:
                     raise InputError(
                         f"its 16-bit colours reach only {top} of 255 in 8 bits, as if they had 14 bits or "

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -98,7 +97,8 @@ def guess_source(path: str | Path) -> Guess:
     files = list(file_sources.walk(root))
     if any(file.suffix.lower() == ".xml" for file in files) or (root / "boxes.csv").exists():
         return Guess("imagenet", root, "images with box files")
-    lists = [f for f in files if f.parent == root and f.suffix.lower() == ".csv" and "path" in _table(f)[0]]
+    tables = [file for file in files if file.parent == root and file.suffix.lower() == ".csv"]
+    lists = [file for file in tables if any("path" in row for row in _rows(file)[:1])]
     if len(lists) == 1:
         return _guess_csv(lists[0])
     if images := [file.relative_to(root) for file in files if is_picture(file)]:
@@ -114,32 +114,26 @@ def guess_source(path: str | Path) -> Guess:
     raise InputError(f"there is no image in {path}; name the folder that holds them")
 
 
-def _table(file: Path) -> tuple[Sequence[str], list[dict[str, str]]]:
-    """Columns and rows of a CSV file; none where it cannot be read, which opening the source reports."""
-    columns: Sequence[str] = ()
+def _rows(file: Path) -> list[dict[str, str]]:
+    """Rows of a CSV file up to one that cannot be read, which opening the source reports."""
     rows: list[dict[str, str]] = []
-    with (
-        suppress(OSError, UnicodeDecodeError, csv.Error),
-        file.open(newline="", encoding="utf-8-sig") as text,
-    ):
-        reader = csv.DictReader(text)
-        columns = reader.fieldnames or ()
-        rows = list(reader)
-    return columns, rows
+    with suppress(InputError):
+        rows.extend(row for _, row in file_sources.read_rows(file))
+    return rows
 
 
 def _guess_csv(file: Path) -> Guess:
     """A CSV file, multi-label where columns of 0 and 1 or cells of several names show it."""
     seen, known = "a CSV file that lists images", {"path", "label", "width", "height", *file_sources.CORNERS}
-    _, rows = _table(file)
-    if rows and is_nifti_name(Path(rows[0].get("path") or "")):
+    rows = _rows(file)
+    if rows and is_nifti_name(Path(rows[0].get("path", ""))):
         return Guess("nifti", file, "a CSV file that lists NIfTI volumes")
     columns = [name for name in (rows[0] if rows else ()) if name and name not in known]
-    columns = [name for name in columns if {str(row[name]).strip() for row in rows} == {"0", "1"}]
+    columns = [name for name in columns if {row[name] for row in rows} == {"0", "1"}]
     if columns:
         return Guess(
             "csv", file, f"{seen}, {counted(len(columns), 'label')} each", {"label_columns": columns}
         )
-    if any(mark in (row.get("label") or "") for row in rows for mark in SEPARATORS):
+    if any(mark in row.get("label", "") for row in rows for mark in SEPARATORS):
         return Guess("csv", file, f"{seen}, several labels each", {"multilabel": True})
     return Guess("csv", file, seen)

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
+from heatproof.disk import digest
 from heatproof.errors import InputError, UnknownNameError, about
 from heatproof.images.files import (
     Box,
@@ -179,12 +180,12 @@ class Source:
         It reads no pixels: an image file counts by its name and its size in bytes, so that replacing it by
         another of the same size goes unnoticed. Times are left out: a copy has the same hash.
         """
-        digest = hashlib.sha256(json.dumps(self.classes).encode())
+        content = hashlib.sha256(json.dumps(self.classes).encode())
         for s in self.samples:
             masks = [[name, content_stamp(mask)] for name, mask in sorted(s.masks.items())]
             row = [s.id, s.label, s.boxes, s.frame, masks, self.stamp(s), *stated_findings(s)]
-            digest.update(json.dumps(row).encode())
-        return digest.hexdigest()[:16]
+            content.update(json.dumps(row).encode())
+        return content.hexdigest()[:16]
 
     @property
     def warning(self) -> str:
@@ -233,8 +234,8 @@ def content_stamp(content: Any) -> Any:
     if isinstance(content, tuple):
         return [content_stamp(part) for part in content]
     array = np.ascontiguousarray(content.values if isinstance(content, Raster) else content)
-    digest = hashlib.sha256(array.data.cast("B") if array.size else b"").hexdigest()[:16]
-    return [str(array.dtype), array.shape, digest]
+    mark = hashlib.sha256(array.data.cast("B") if array.size else b"").hexdigest()[:16]
+    return [str(array.dtype), array.shape, mark]
 
 
 def read_mask(name: str, mask: Any, read: Callable[[Path], np.ndarray] | None = None) -> np.ndarray:
@@ -487,9 +488,7 @@ class Hashes:
     def of(self, path: Path) -> str | None:
         """The hash of a file's content; None if it cannot be read."""
         try:
-            state = file_state(path)
-            with path.open("rb") as file:
-                mark = hashlib.file_digest(file, "sha256").hexdigest()
+            state, mark = file_state(path), digest(path)
         except (OSError, ValueError):  # ValueError: a NUL in the path
             return None
         if is_settled(state):

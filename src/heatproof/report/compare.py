@@ -11,10 +11,8 @@ comparisons. Values of whole checkpoints have changed if their own intervals do 
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +22,7 @@ import numpy as np
 from markupsafe import Markup
 from PIL import Image
 
-from heatproof.disk import write_whole
+from heatproof.disk import output_path, write_whole
 from heatproof.errors import HeatproofError, InputError, did_you_mean
 from heatproof.metrics.stats import mean_interval, percentile_interval, resample
 from heatproof.report.gallery import MOST_COMPARED, for_display, standard_ranks
@@ -39,13 +37,11 @@ from heatproof.report.pieces import (
     named,
     nice_ticks,
     number,
-    output_path,
     policy,
     with_sub,
 )
 from heatproof.show import address, overlay, plain_table
 from heatproof.store import RunFolder
-from heatproof.store.ledger import DamagedError
 from heatproof.store.manifest import MetricFacts
 from heatproof.verdict.answers import WORDS, Verdict, without_nan
 from heatproof.verdict.data import NAN, Measure, RunData, read_run
@@ -168,16 +164,11 @@ class RunComparison:
             own = [d for d in self.differences if d.sides[1] == k]
             counts = {"same": self.same.get(k, 0), "pictures": len(side.data.images.ids)}
             others.append({"name": side.name, **counts, "charts": _charts(own), "numbers": _table(own, side)})
-        verdicts = []
-        for side in self.sides:
-            answers = [m for m in side.verdict.methods if side.method in ("", m.method)]
-            text = "; ".join(f"{m.method} {WORDS[m.follows]}" for m in answers) or "no method"
-            verdicts.append((side, text))
         content = {
             "this": self,
             "policy": policy(""),
             "style": Markup(asset("page.css")),
-            "verdicts": verdicts,
+            "words": WORDS,
             "moved": [(image, _strip(self, image)) for image in self.moved],
             "others": others,
         }
@@ -194,11 +185,9 @@ class RunComparison:
             for s in self.sides
         ]  # fmt: skip
         changes = [
-            {"metric": d.of.name, "methods": list(d.methods), "sides": list(d.sides), "answer": d.answer,
-             "paired": d.paired, "n": list(d.n), "before": d.before, "after": d.after, "change": d.change,
-             "low": d.low, "high": d.high}
+            {"metric": d.of.name, "answer": d.answer, **{k: v for k, v in vars(d).items() if k != "of"}}
             for d in self.differences
-        ]  # fmt: skip
+        ]
         moved = [image._asdict() for image in self.moved]
         return dict(without_nan({"schema": SCHEMA, "sides": sides, "differences": changes, "moved": moved}))
 
@@ -441,8 +430,6 @@ def _strip(comparison: RunComparison, moved: Moved) -> str:
 
 def _image(comparison: RunComparison, moved: Moved, size: tuple[int, ...]) -> Image.Image:
     """The image as the model received it; grey if no run stored it."""
-    for k in moved.sides:
-        with suppress(DamagedError):
-            if content := comparison.sides[k].data.folder.pictures().read(moved.image):
-                return Image.open(io.BytesIO(content)).convert("RGB").resize((size[1], size[0]))
-    return Image.new("RGB", (size[1], size[0]), (128, 128, 128))
+    stored = (comparison.sides[k].data.folder.pictures().open(moved.image) for k in moved.sides)
+    image = next(filter(None, stored), None) or Image.new("RGB", (1, 1), (128, 128, 128))
+    return image.convert("RGB").resize((size[1], size[0]))

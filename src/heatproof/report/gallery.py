@@ -15,20 +15,17 @@ confidence, and images spread evenly from the highest to the lowest score.
 from __future__ import annotations
 
 import base64
-import io
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from typing import Any
 
 import numpy as np
-from PIL import Image
 from scipy.stats import rankdata
 
-from heatproof.errors import StoreError
 from heatproof.report.panels import which_class
 from heatproof.report.pieces import Piece
 from heatproof.rows import of_prediction
@@ -40,10 +37,7 @@ from heatproof.verdict.data import Measure, RunData, mean_over_methods
 
 MOST = 48
 MOST_COMPARED = 2000  # images whose maps are compared
-LARGEST, LEVELS = (
-    56,
-    63,
-)  # cells of a map's side, and steps of its values: as many as are visible under an image
+LARGEST, LEVELS = 56, 63  # cells of a map's side, and steps of its values: as many as are visible
 SHEET = (LARGEST, 3 * LARGEST)  # of three planes of a volume
 CIVIDIS = (
     "00224e 002e6c 1e3a6f 35456c 47516c 575d6d 666970 757575 848279 948e77 a59c74 b7a96e c8b866 dbc75a "
@@ -59,7 +53,6 @@ UNAVAILABLE = "image unavailable: the stored file is damaged; run heatproof veri
 GROUPS = {"best": "Best", "worst": "Worst", "disputed": "Most disputed"}
 MOST_FRONT, MOST_WRONG = 6, 2  # images at the top of a page
 FRONT_SIDE = 208  # pixels of the longer side
-NUMBERS = ("No", "One", "Two", "Three", "Four", "Five", "Six")
 
 
 def normalised(values: np.ndarray) -> np.ndarray:
@@ -173,7 +166,7 @@ def offered(data: RunData, jet: bool = False) -> dict[str, Any]:
 def image_record(data: RunData, place: int) -> dict[str, Any]:
     """An image's predictions and scores: scores[metric][method] in the order of the data's methods."""
     images, explained = data.images, data.images.explained[place]
-    at = stored_planes(data, images.ids[place])
+    at = data.folder.pictures().planes(images.ids[place])
     axes = volume_axes(data.manifest.config.get("images", {}))
     return {
         "id": images.ids[place],
@@ -192,13 +185,6 @@ def image_record(data: RunData, place: int) -> dict[str, Any]:
             for metric in dict.fromkeys(metric for metric, _ in images.scores)
         },
     }
-
-
-def stored_planes(data: RunData, name: str) -> tuple[int, ...] | None:
-    """Which planes of a volume were stored; None of an image, or if it is damaged."""
-    with suppress(DamagedError):
-        return data.folder.pictures().planes(name)
-    return None
 
 
 def volume_axes(images: Mapping[str, Any]) -> Sequence[str]:
@@ -227,11 +213,11 @@ def merits(data: RunData, methods: Sequence[str] = ()) -> np.ndarray:
     known = [data.images.scores[name, m] for m in methods or data.real if (name, m) in data.images.scores]
     if data.headline is None or not known:
         return np.full(len(data.images.ids), np.nan)
-    return _sign(data.headline) * mean_over_methods(np.stack(known))
+    return _sign(data) * mean_over_methods(np.stack(known))
 
 
-def _sign(of: Measure) -> float:
-    return -1.0 if of.higher_is_better is False else 1.0
+def _sign(data: RunData) -> float:
+    return -1.0 if data.headline and data.headline.higher_is_better is False else 1.0
 
 
 def map_agreement(data: RunData) -> np.ndarray:
@@ -261,7 +247,8 @@ def packed_maps(
         return {}
     maps = store.read_arrays(data.checkpoint, method, names)
     classes = [data.class_name(c if c >= 0 else None) for c in maps.explained.tolist()]
-    planes = [stored_planes(data, name) if len(maps.image_size) > 2 else None for name in names]
+    stored = data.folder.pictures()
+    planes = [stored.planes(name) if len(maps.image_size) > 2 else None for name in names]
     return {name: pack(maps, i, classes[i], planes[i]) for i, name in enumerate(names)}
 
 
@@ -299,20 +286,19 @@ def image_curves(
         r"""select image, method, regexp_extract(metric, '^(insertion|deletion)', 1) as kind,
                    regexp_extract(metric, '_at_(\d+)', 1)::int as percent, max(value) as value
             from scores where model = ? and checkpoint = ? and image in (select unnest(?))
+                 and method in (select unnest(?))
                  and regexp_matches(metric, '^(insertion|deletion)_at_\d+') and not isnan(value)
             group by all""",
-        [data.model, data.checkpoint, list(ids)],
+        [data.model, data.checkpoint, list(ids), list(data.methods)],
     )
-    kinds = sorted({row["kind"] for row in rows}, reverse=True)
-    percents = {kind: sorted({row["percent"] for row in rows if row["kind"] == kind}) for kind in kinds}
+    values = {tuple(row.values())[:4]: round(100 * row["value"]) for row in rows}
+    kinds = sorted({kind for _, _, kind, _ in values}, reverse=True)
+    percents = {kind: sorted({at for _, _, own, at in values if own == kind}) for kind in kinds}
     curves: dict[str, dict[str, list[list[int | None]]]] = {}
-    for row in rows:
-        if row["method"] in data.methods:
-            at = percents[row["kind"]]
-            table = curves.setdefault(row["image"], {}).setdefault(
-                row["kind"], [[None] * len(at) for _ in data.methods]
-            )
-            table[data.methods.index(row["method"])][at.index(row["percent"])] = round(100 * row["value"])
+    for image, kind in dict.fromkeys((image, kind) for image, _, kind, _ in values):
+        curves.setdefault(image, {})[kind] = [
+            [values.get((image, method, kind, at)) for at in percents[kind]] for method in data.methods
+        ]
     return percents, curves
 
 
@@ -346,10 +332,6 @@ class DrawnImage:
     score: float = math.nan
     linked: bool = False  # to its place in the gallery
 
-    @property
-    def wrong(self) -> bool:
-        return self.record["right"] is False
-
 
 @dataclass(frozen=True)
 class FrontImages(Piece):
@@ -360,21 +342,6 @@ class FrontImages(Piece):
     images: Sequence[DrawnImage]
     headline: Measure | None
     total: int
-
-    @property
-    def title(self) -> str:
-        count = len(self.images)
-        return f"{NUMBERS[count]} example{'s' * (count != 1)}"
-
-    @property
-    def how_chosen(self) -> str:
-        wrong = sum(image.wrong for image in self.images)
-        rank = f"from the highest to the lowest {self.headline.short}" if self.headline else "over all images"
-        text = f"{len(self.images) - wrong} evenly spaced {rank}"
-        if wrong:
-            surest = "wrong prediction" if wrong == 1 else f"{wrong} wrong predictions"
-            text += f", and the most confident {surest}"
-        return f"{text}; {self.total:,} images in all"
 
 
 def front_images(data: RunData, verdict: Verdict, linked: bool = False) -> FrontImages | None:
@@ -410,33 +377,19 @@ def draw_images(
     """Images with maps over them; those that the run did not store, or that are damaged, are left out."""
     ids = [data.images.ids[i] for i in places]
     packed = {method: packed_maps(data, method, ids) for method in methods}
-    merit, drawn = merits(data, methods), []
-    sign = _sign(data.headline) if data.headline else 1.0
+    score, drawn = _sign(data) * merits(data, methods), []
+    jpeg = partial(address, form="JPEG", quality=82)
     for place, name in zip(places, ids, strict=True):
-        image = _read_image(data, name, side)
-        if image is None:
+        stored = data.folder.pictures().open(name)
+        if stored is None:
             continue
+        image = stored.convert("RGB")
+        image.thumbnail((side, side))
         laid = {}
         for method in methods:
             if name in packed[method]:
                 heat = normalised(resized(unpack(packed[method][name])[None], (image.height, image.width)))[0]
-                laid[method] = _jpeg(overlay(image, heat))
-        score = sign * float(merit[place])
-        drawn.append(DrawnImage(image_record(data, place), _jpeg(image), laid, score, linked))
+                laid[method] = jpeg(overlay(image, heat))
+        record = image_record(data, place)
+        drawn.append(DrawnImage(record, jpeg(image), laid, float(score[place]), linked))
     return drawn
-
-
-def _read_image(data: RunData, name: str, side: int) -> Image.Image | None:
-    """A stored image, made small; None if it was not stored or is damaged, which `verify` reports."""
-    try:
-        content = data.folder.pictures().read(name)
-        image = None if content is None else Image.open(io.BytesIO(content)).convert("RGB")
-    except (StoreError, OSError, SyntaxError):
-        return None
-    if image is not None:
-        image.thumbnail((side, side))
-    return image
-
-
-def _jpeg(image: Image.Image) -> str:
-    return address(image, "JPEG", quality=82)

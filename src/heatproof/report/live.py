@@ -146,11 +146,7 @@ class Live:
         if not now.parts:
             raise StoreError(WAITING)
         data = self._read(now, ("data", model, checkpoint), lambda: read_run(now, model, checkpoint))
-        if (model, checkpoint) == (data.model, data.checkpoint):
-            return data
-        return self._read(
-            now, ("data", data.model, data.checkpoint), lambda: data
-        )  # the same under both keys
+        return self._read(now, ("data", data.model, data.checkpoint), lambda: data)  # the same for both keys
 
     def choices(self, data: RunData) -> dict[str, Any]:
         """What can be chosen on the page."""
@@ -193,11 +189,38 @@ class Live:
             raise UnknownNameError("image", key, ())
         return names[key]
 
-    def maps(self, data: RunData, method: str, keys: Sequence[str]) -> dict[str, Any]:
-        """Maps by key, None for an image that has none (yet)."""
+    def images(self, data: RunData, query: Mapping[str, str]) -> dict[str, Any]:
+        """One page of records, their number, and means of the method over the chosen images and all.
+
+        With `beside`, another checkpoint, in the query, its scores go with each record.
+        """
+        chosen, other = read_query(query, data), query.get("beside") or data.checkpoint
+        rows = places(data, chosen)
+        pages = max(1, -(-len(rows) // PER_PAGE))
+        page = min(chosen.page, pages)
+        columns = {name: column for (name, m), column in data.images.scores.items() if m == chosen.method}
+        records = [record(data, int(i)) for i in rows[(page - 1) * PER_PAGE : page * PER_PAGE]]
+        if other != data.checkpoint:
+            beside = self.data(data.model, other)
+            for image in records:
+                image["beside"] = (record_of(beside, image["id"]) or {}).get("scores")
+        return {
+            "total": len(rows),
+            "of": len(data.images.ids),
+            "page": page,
+            "pages": pages,
+            "first": (page - 1) * PER_PAGE + 1,
+            "means": {name: [_mean(column[rows]), _mean(column)] for name, column in columns.items()},
+            "images": records,
+        }
+
+    def maps(self, data: RunData, method: str, keys: str) -> dict[str, Any]:
+        """Maps by key, None for an image that has none (yet). keys: with commas between them."""
+        if keys.count(",") >= 2 * PER_PAGE:
+            raise InputError(f"{keys.count(',') + 1} maps at once; request at most {2 * PER_PAGE}")
         if method not in data.methods:
             raise UnknownNameError("method", method, data.methods)
-        ids = {key: self.image(key) for key in keys}
+        ids = {key: self.image(key) for key in keys.split(",")}
         with self._store_lock:
             maps = packed_maps(data, method, list(ids.values()), self._store)
         return {key: maps.get(name) for key, name in ids.items()}
@@ -279,31 +302,6 @@ def places(data: RunData, query: ImageQuery) -> np.ndarray:
     values = np.asarray(images.confidence if query.sort == "confidence" else scored, dtype=float)[rows]
     values = values if query.order == "up" else -values
     return rows[np.argsort(values, kind="stable")]  # NaN is last
-
-
-def image_page(data: RunData, query: ImageQuery, beside: RunData | None = None) -> dict[str, Any]:
-    """One page of records, their number, and means of the chosen method over the chosen images and all.
-
-    beside: another checkpoint, whose scores go with each record.
-    """
-    rows = places(data, query)
-    pages = max(1, -(-len(rows) // PER_PAGE))
-    page = min(query.page, pages)
-    columns = {name: column for (name, m), column in data.images.scores.items() if m == query.method}
-    records = [record(data, int(i)) for i in rows[(page - 1) * PER_PAGE : page * PER_PAGE]]
-    if beside is not None:
-        for image in records:
-            other = record_of(beside, image["id"])
-            image["beside"] = None if other is None else other["scores"]
-    return {
-        "total": len(rows),
-        "of": len(data.images.ids),
-        "page": page,
-        "pages": pages,
-        "first": (page - 1) * PER_PAGE + 1,
-        "means": {name: [_mean(column[rows]), _mean(column)] for name, column in columns.items()},
-        "images": records,
-    }
 
 
 def _mean(values: np.ndarray) -> float | None:

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from heatproof.disk import write_whole
+from heatproof.disk import output_path, write_whole
 from heatproof.errors import StoreError
 from heatproof.metrics.stats import mean_interval
-from heatproof.report.pieces import TEMPLATES, output_path
+from heatproof.report.pieces import TEMPLATES
 from heatproof.verdict.answers import USES, WORDS, Test, Verdict
 from heatproof.verdict.data import RunData
 
@@ -39,18 +39,12 @@ def card_markdown(data: RunData, verdict: Verdict) -> str:
     images = data.manifest.config.get("images", {})
     kind, path = str(images.get("kind", "images")), str(images.get("path") or "")
     name = path if kind == "hf" else Path(path).name or kind  # without its folders
-    dataset = {"type": kind, "name": name, "revision": data.manifest.data or "unknown"}
-    result = {
-        "task": {"type": "image-classification"},
-        "dataset": dataset,
-        "metrics": list(_metrics(data, verdict)),
-    }
-    index = [{"name": data.model, "results": [result]}]
     content = {
         "mark": MARK,
-        "head": "\n".join(yaml_lines({"tags": ["heatproof", "explainability"], "model-index": index})),
+        "metrics": _metrics(data, verdict),
         "data": data,
         "data_set": name,
+        "kind": kind,
         "verdict": verdict,
         "words": WORDS,
         "uses": USES,
@@ -92,33 +86,8 @@ def _metric(test: Test, of: str = "", args: Mapping[str, Any] | None = None) -> 
     return {"type": test.name, "name": test.title + of, "value": test.value, "args": args}
 
 
-def yaml_lines(value: Mapping[str, Any], indent: str = "") -> Iterator[str]:
-    r"""Mappings, lists of them or of texts, texts and numbers as YAML.
-
-    >>> print("\n".join(yaml_lines({"a": [{"b": 1.5, "c": "x: y"}], "d": ["no"]})))
-    a:
-    - b: 1.5
-      c: "x: y"
-    d:
-    - "no"
-    """
-    for key, own in value.items():
-        if isinstance(own, Mapping):
-            yield f"{indent}{key}:"
-            yield from yaml_lines(own, f"{indent}  ")
-        elif isinstance(own, list):
-            yield f"{indent}{key}:"
-            for each in own:
-                lines = yaml_lines(each, f"{indent}  ") if isinstance(each, Mapping) else [_scalar(each)]
-                first, *rest = lines
-                yield f"{indent}- {first.strip()}"
-                yield from rest
-        else:
-            yield f"{indent}{key}: {_scalar(own)}"
-
-
-def _scalar(value: Any) -> str:
-    """A text or number; numbers without an exponent, which YAML would read as a text."""
+def yaml_scalar(value: Any) -> str:
+    """A text or number in YAML; numbers without an exponent, which YAML would read as a text."""
     if isinstance(value, float):
         plain = 1e-4 <= abs(value) < 1e15 or value == 0
         return str(round(value, 6)) if plain else f"{value:.6f}" if math.isfinite(value) else ".nan"
@@ -134,4 +103,4 @@ def md_text(text: str) -> str:
     return re.sub(r"([\\`*_{}\[\]<>#|])", r"\\\1", " ".join(text.split()))
 
 
-TEMPLATES.filters["md"] = md_text
+TEMPLATES.filters.update(md=md_text, yaml=yaml_scalar)

@@ -10,34 +10,21 @@ page: nothing else runs or loads, whatever a file or class is called.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup, escape
-from PIL import Image
 
-from heatproof.disk import write_whole
+from heatproof.disk import output_path, write_whole
 from heatproof.errors import InputError, counted
-from heatproof.metrics.evidence_record import EvidenceItem, Example
+from heatproof.report import sections
 from heatproof.report.gallery import MOST, FrontImages, front_images, gallery
-from heatproof.report.pieces import Grid, Piece, Section, asset, fill, named, output_path, policy
-from heatproof.report.sections import (
-    agreement,
-    classes,
-    curves,
-    definitions,
-    limits,
-    made,
-    scores,
-    trajectories,
-)
-from heatproof.show import address
+from heatproof.report.pieces import Grid, Section, asset, fill, named, policy
 from heatproof.verdict import follow, uses
 from heatproof.verdict.alarms import Alarm
-from heatproof.verdict.answers import QUESTIONS, USES, WORDS, NetworkAnswer, Verdict, listed
+from heatproof.verdict.answers import QUESTIONS, USES, WORDS, Verdict, listed
 from heatproof.verdict.data import RunData
 from heatproof.verdict.judge import SEE_NOTES, judge
 
@@ -71,40 +58,16 @@ class ReportPage:
         return f"{self.verdict.headline}: {self.data.model}"
 
     @property
+    def sections(self) -> list[Section]:
+        return [*self.first, self.pictures, *self.rest]
+
+    @property
     def included(self) -> list[Section]:
-        return [s for s in (*self.first, self.pictures, *self.rest) if s.content is not None]
-
-    @property
-    def left_out(self) -> list[Section]:
-        return [s for s in (*self.first, self.pictures, *self.rest) if s.content is None]
-
-    @property
-    def right(self) -> list[bool]:
-        """Whether the network is right about each image whose class is known."""
-        return [right for right in self.data.images.right if right is not None]
-
-    @property
-    def followed(self) -> str:
-        """The short answer to the first question."""
-        answers = [answer.follows for answer in self.verdict.methods]
-        if self.verdict.follow == "undecided":
-            return f"Undecided for {counted(len(answers), 'method')}"
-        word = "Yes" if self.verdict.follow == "yes" else "No"
-        return f"{word}: {answers.count('yes')} of {counted(len(answers), 'method')}"
-
-    @property
-    def looked(self) -> str:
-        """The short answer to the second question."""
-        network = self.verdict.network
-        if not network.is_tested:
-            return "Not tested"
-        if network.answer == "undecided":
-            return "Judge the evidence below" if network.evidence else "Undecided"
-        return {"yes": "The object", "no": "Something other than the object"}[network.answer]
+        return [section for section in self.sections if section.content is not None]
 
     @property
     def steps(self) -> list[Step]:
-        return next_steps(self.verdict)
+        return list(next_steps(self.verdict))
 
     @property
     def alarms(self) -> list[Alarm]:
@@ -130,8 +93,8 @@ class ReportPage:
         """The parts of the page as HTML, for a page that has the images already."""
         parts = {part: fill(part, {"this": self}) for part in ("head", "verdict", "contents", "left_out")}
         first, rest = (
-            Markup().join(s for s in sections if s.content is not None and s.id != "evidence")
-            for sections in (self.first, self.rest)
+            Markup().join(s for s in some if s.content is not None and s.id != "evidence")
+            for some in (self.first, self.rest)
         )
         return {"title": escape(self.title), **parts, "first": first, "sections": rest}
 
@@ -144,9 +107,12 @@ def read_report(
     front: FrontImages | None = None,
 ) -> ReportPage:
     """All sections of a run. more: sections before its own."""
-    rest = [section(data) for section in (scores, trajectories, classes, curves, agreement, made)]
-    rest += [limits(data, verdict), definitions(data)]
-    first = (evidence_section(verdict.network, data.classes), *more)
+    rest = [
+        sections.scores(data), sections.trajectories(data), sections.classes(data), sections.curves(data),
+        sections.agreement(data), sections.made(data), sections.limits(data, verdict),
+        sections.definitions(data),
+    ]  # fmt: skip
+    first = (sections.evidence(data, verdict.network), *more)
     return ReportPage(data, verdict, first, pictures, rest, front)
 
 
@@ -194,61 +160,9 @@ def render(
         "policy": policy(script),
         "style": Markup(asset("page.css")),
         "script": Markup(script),
-        "data": Markup(embed(pictures or {})),
+        "data": pictures or {},
     }
     return str(fill("report", content))
-
-
-def embed(content: Any) -> str:
-    r"""JSON that cannot end the <script> it is in.
-
-    >>> embed({"a": "</script>"})
-    '{"a":"\\u003c/script\\u003e"}'
-    """
-    text = json.dumps(content, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-@dataclass(frozen=True)
-class EvidenceStrip(Piece):
-    """One thing that the network uses: crops of the donors, recipients before and after, the control."""
-
-    item: EvidenceItem
-    class_name: str
-
-    @property
-    def title(self) -> str:
-        return "Property of the whole image" if self.item.kind == "property" else "Patch"
-
-    @property
-    def sentence(self) -> str:
-        return self.item.sentence(self.class_name)
-
-    @property
-    def crops(self) -> list[str]:
-        return [address(Image.fromarray(crop)) for crop in self.item.crops]
-
-    @property
-    def examples(self) -> list[tuple[Example, str, str, str]]:
-        """Each with the addresses of both images, and its title; the control last."""
-        own = [(example, "evidence") for example in self.item.examples]
-        control = [(self.item.control, "control")] if self.item.control else []
-        return [
-            (e, address(Image.fromarray(e.before)), address(Image.fromarray(e.after)), kind)
-            for e, kind in (*own, *control)
-        ]
-
-
-def evidence_section(network: NetworkAnswer, classes: Mapping[int, str]) -> Section:
-    """The section on what the network uses, or why there is none."""
-    title = "What the network uses"
-    if not network.is_tested:
-        return Section("evidence", title, missing=network.note)
-    by_class: dict[str, list[EvidenceStrip]] = {}
-    for item in network.evidence:
-        name = classes.get(item.label, f"class {item.label}")
-        by_class.setdefault(name, []).append(EvidenceStrip(item, name))
-    return Section("evidence", title, {"network": network, "classes": by_class})
 
 
 def advice(verdict: Verdict) -> str:
@@ -262,12 +176,8 @@ def advice(verdict: Verdict) -> str:
     return f"{text} Do not show maps of {listed(left, 'or')}." if left else text
 
 
-def next_steps(verdict: Verdict) -> list[Step]:
+def next_steps(verdict: Verdict) -> Iterator[Step]:
     """Actions for the user, in this order: obstacles to a verdict, the maps, the network, the training."""
-    return list(_steps(verdict))
-
-
-def _steps(verdict: Verdict) -> Iterator[Step]:
     for note in verdict.notes:
         yield Step(f"Fix this first, because it prevents a verdict: {note}.")
     if verdict.follow != "undecided":

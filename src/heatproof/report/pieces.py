@@ -16,13 +16,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
+from PIL import Image
 
-from heatproof.errors import StoreError
+from heatproof.show import address
 
 UNSURE = "–"
 Point = tuple[float, float]
@@ -53,14 +53,6 @@ def policy(script: str) -> str:
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
-
-
-def output_path(path: str | Path) -> Path:
-    """The path of a file to write, whose folder must exist."""
-    path = Path(path)
-    if not path.parent.is_dir():
-        raise StoreError(f"cannot write {path}: the folder {path.parent} does not exist; create it first")
-    return path
 
 
 class Piece:
@@ -250,9 +242,7 @@ def anchor(name: str, kind: str) -> str:
     return f"def-{kind}-" + "".join(c if c.isascii() and c.isalnum() else f"-{ord(c):x}-" for c in name)
 
 
-def short(name: str, most: int) -> str:
-    return name if len(name) <= most else f"{name[: most - 1]}…"
-
-
-TEMPLATES.filters.update(named=named, number=number, anchor=anchor, short=short)
+TEMPLATES.filters.update(named=named, number=number, anchor=anchor)
+TEMPLATES.filters["address"] = lambda pixels: address(Image.fromarray(pixels))
+TEMPLATES.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
 TEMPLATES.tests["known"] = lambda value: not math.isnan(value)

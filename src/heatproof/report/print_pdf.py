@@ -22,11 +22,11 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from heatproof.disk import write_whole
+from heatproof.disk import output_path, write_whole
 from heatproof.errors import MissingExtraError, need
 from heatproof.report.gallery import GROUPS, choose, draw_images, front_images, map_agreement
 from heatproof.report.page import read_report
-from heatproof.report.pieces import Section, asset, fill, output_path, policy
+from heatproof.report.pieces import Section, asset, fill, policy
 from heatproof.report.sections import scores
 from heatproof.verdict.answers import Verdict
 from heatproof.verdict.data import RunData
@@ -54,15 +54,10 @@ def write_pdf(
         text = paper_html(data, verdict, more, LEFT_OUT_FIRST[:left])
         printed = print_with_chromium(program, text) if program else None
         content = printed or print_with_typst(text)
-        if page_count(content) <= MOST_PAGES:
+        if len(re.findall(rb"/Type\s*/Page\b", content)) <= MOST_PAGES:
             break
     write_whole({path: content})
     return f"printed by {Path(program).name}" if program and printed else "printed by typst"
-
-
-def page_count(pdf: bytes) -> int:
-    """Number of pages of a PDF by Chromium or Typst."""
-    return len(re.findall(rb"/Type\s*/Page\b", pdf))
 
 
 def paper_html(

@@ -17,15 +17,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from markupsafe import Markup
 from scipy.stats import spearmanr
 
 from heatproof.errors import StoreError
+from heatproof.metrics.evidence_record import EvidenceItem
 from heatproof.registry import split_calls
 from heatproof.report.pieces import (
+    TEMPLATES,
     UNSURE,
     DotRows,
     Grid,
@@ -42,7 +44,7 @@ from heatproof.report.pieces import (
 )
 from heatproof.store import RunFolder
 from heatproof.store.ledger import known_record, write_record
-from heatproof.verdict.answers import Verdict
+from heatproof.verdict.answers import NetworkAnswer, Verdict
 from heatproof.verdict.data import Cell, Measure, RunData, in_order
 from heatproof.verdict.epochs import read_gradients, whole_norm
 
@@ -103,6 +105,15 @@ class ScoreTable(Piece):
     @property
     def caption(self) -> str:
         return f"Scores: {', '.join(dict.fromkeys(family for family, _ in self.families))}"
+
+
+def evidence(data: RunData, network: NetworkAnswer) -> Section:
+    """What the network uses, by class."""
+    classes: dict[str, list[EvidenceItem]] = {}
+    for item in network.evidence:
+        classes.setdefault(data.class_name(item.label), []).append(item)
+    content = {"network": network, "classes": classes} if network.is_tested else None
+    return Section("evidence", "What the network uses", content, network.note)
 
 
 def scores(data: RunData, widest: int = WIDEST) -> Section:
@@ -340,31 +351,23 @@ def between_metrics(data: RunData) -> ShadedTable | None:
 
 def made(data: RunData) -> Section:
     """Provenance: command, versions, settings and weights needed to repeat the run."""
-    manifest, git, count = data.manifest, data.manifest.git or {}, len(data.broken)
+    manifest, count = data.manifest, len(data.broken)
     weights = [
         [named(checkpoint), Markup("<code>{}</code>").format(digest)]
         for checkpoint, digest in manifest.models.items()
     ]
     broken = [[named(image), reason] for image, reason in data.broken[:LISTED_IMAGES]]
-    commit = f"{git.get('commit', '')}{' with changes' * bool(git.get('dirty'))}"
     content = {
         "manifest": manifest,
         "command": shlex.join(map(str, manifest.command)),
         "status": data.folder.status().sentence,
         "images": len(data.images.ids),
-        "makers": [_maker(maker) for maker in data.folder.makers()],
-        "commit": commit if git else "not in a repository",
+        "makers": data.folder.makers(),
         "config": json.dumps(manifest.config, indent=2, ensure_ascii=False, default=str),
         "weights": weights and Grid(["Checkpoint", "Hash"], weights, "Hashes of the weights"),
         "broken": broken and Grid(["Image", "Reason"], broken, f"Images that could not be used ({count})"),
     }
     return Section("made", "How this was made", content)
-
-
-def _maker(maker: Mapping[str, Any]) -> str:
-    """Versions and device behind some parts of a run; a run may be resumed under others."""
-    known = ", ".join(f"{k} {v}" for k, v in maker.items() if k != "parts") or "unknown version"
-    return f"{known}: {maker['parts']} part{'s' * (maker['parts'] != 1)}"
 
 
 def limits(data: RunData, verdict: Verdict) -> Section:
@@ -390,25 +393,22 @@ def left_out(data: RunData) -> dict[str, list[str]]:
     return missing
 
 
-@dataclass(frozen=True)
-class Reference:
+class Reference(NamedTuple):
     """An entry of the bibliography."""
 
-    key: str
     text: str
     address: str  # of the publication, or ""
-    bibtex: str
 
 
 @lru_cache
 def references() -> dict[str, Reference]:
     """The entries of references.bib by their keys."""
     text = files("heatproof").joinpath("references.bib").read_text(encoding="utf-8")
-    entries = re.findall(r"(@\w+\{([^,\s]+),(.*?)\n\})", text, re.S)
-    return {key: _reference(key, body, entry) for entry, key, body in entries}
+    entries = re.findall(r"@\w+\{([^,\s]+),(.*?)\n\}", text, re.S)
+    return {key: _reference(body) for key, body in entries}
 
 
-def _reference(key: str, body: str, entry: str) -> Reference:
+def _reference(body: str) -> Reference:
     fields = {
         name.lower(): plain_latex(value)
         for name, value in re.findall(r"(\w+)\s*=\s*\{(.*?)\}\s*,?\s*(?=\n|$)", body, re.S)
@@ -420,7 +420,7 @@ def _reference(key: str, body: str, entry: str) -> Reference:
     parts = [f"{authors} ({fields.get('year', 'no year')})", fields.get("title", ""), venue]
     address = fields.get("url", "") or (f"https://doi.org/{fields['doi']}" if "doi" in fields else "")
     address = address or (preprint and f"https://arxiv.org/abs/{preprint}")
-    return Reference(key, ". ".join(filter(None, parts)) + ".", address, entry)
+    return Reference(". ".join(filter(None, parts)) + ".", address)
 
 
 def plain_latex(text: str) -> str:
@@ -453,17 +453,11 @@ def definitions(data: RunData) -> Section:
         }
         for module, measures in modules.items()
     ]
-    methods: list[dict[str, Any]] = []
-    for method in data.methods:
-        facts = data.facts.method(method)
-        methods.append({"name": method, "known": facts is not None})
-        if facts is not None:
-            methods[-1] |= {
-                "summary": _dot(facts.summary),
-                "card": vars(facts.card),
-                "options": facts.options,
-            }
-            methods[-1]["paper"] = references().get(facts.cite)
+    methods = [
+        (method, facts, facts and vars(facts.card), facts and references().get(facts.cite))
+        for method in data.methods
+        for facts in [data.facts.method(method)]
+    ]
     return Section("definitions", "Definitions", {"files": metrics, "methods": methods})
 
 
@@ -477,3 +471,6 @@ def _definition(of: Measure) -> str:
 
 def _dot(sentence: str) -> str:
     return sentence if not sentence or sentence.endswith((".", "?", "!")) else f"{sentence}."
+
+
+TEMPLATES.filters["dot"] = _dot

@@ -27,14 +27,15 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from socketserver import ThreadingTCPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from heatproof.errors import HeatproofError, InputError, StoreError, UnknownNameError, visible
 from heatproof.report.gallery import media_type
-from heatproof.report.live import PER_PAGE, Live, as_csv, image_page, read_query, record_of
+from heatproof.report.live import Live, as_csv, read_query, record_of
 from heatproof.report.pieces import asset, fill
 from heatproof.verdict.data import RunData
 
@@ -71,10 +72,10 @@ class Reply:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-class Server(ThreadingHTTPServer):
+class Server(ThreadingTCPServer):
     """HTTP server of one run."""
 
-    daemon_threads = True
+    daemon_threads = allow_reuse_address = True
 
     def __init__(self, run: str | Path, host: str = "127.0.0.1", port: int = 0, token: bool = False) -> None:
         """token: require one on loopback too, against other users of the machine."""
@@ -88,6 +89,7 @@ class Server(ThreadingHTTPServer):
             super().__init__((address, port), Handler)
         except OSError as error:
             raise InputError(_why_not(host, port, error, self.address_family, address)) from error
+        self.server_port = self.server_address[1]
 
     @property
     def address(self) -> str:
@@ -95,13 +97,6 @@ class Server(ThreadingHTTPServer):
         host = socket.gethostname() if self.host in ("0.0.0.0", "::", "") else self.host
         host = f"[{host}]" if ":" in host else host
         return f"http://{host}:{self.server_port}/" + (f"?token={self.token}" if self.token else "")
-
-    def server_bind(self) -> None:
-        """Without the name lookup of HTTPServer, which may take seconds and is not used."""
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = self.host, self.server_address[1]
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if self.free.acquire(blocking=False):
@@ -240,37 +235,22 @@ def answer(live: Live, path: str, query: Mapping[str, str]) -> Reply:
         content = live.picture(match[1])
         cached = {"Cache-Control": "private, max-age=86400, immutable"}  # images never change within a run
         return Reply(content, media_type(content), headers=cached)
-    if path not in PAGES:
+    if path not in (*PAGES, "/rows.csv"):
         return _text("Not found.", 404)
     data = live.data(query.get("model") or None, query.get("checkpoint") or None)
-    return PAGES[path](live, data, query)
+    if path == "/rows.csv":
+        named = {"Content-Disposition": 'attachment; filename="heatproof.csv"'}
+        content = as_csv(data, read_query(query, data)).encode("utf-8-sig")  # so that Excel reads it as UTF-8
+        return Reply(content, "text/csv", headers=named)
+    return _json(PAGES[path](live, data, query))
 
 
-def _images(live: Live, data: RunData, query: Mapping[str, str]) -> Reply:
-    other = query.get("beside") or data.checkpoint
-    beside = None if other == data.checkpoint else live.data(data.model, other)
-    return _json(image_page(data, read_query(query, data), beside))
-
-
-def _maps(live: Live, data: RunData, query: Mapping[str, str]) -> Reply:
-    keys = query.get("keys", "").split(",")
-    if len(keys) > 2 * PER_PAGE:
-        raise InputError(f"{len(keys)} maps at once; request at most {2 * PER_PAGE}")
-    return _json(live.maps(data, query.get("method", ""), keys))
-
-
-def _rows(live: Live, data: RunData, query: Mapping[str, str]) -> Reply:
-    content = as_csv(data, read_query(query, data)).encode("utf-8-sig")  # so that Excel reads it as UTF-8
-    return Reply(content, "text/csv", headers={"Content-Disposition": 'attachment; filename="heatproof.csv"'})
-
-
-PAGES: dict[str, Callable[[Live, RunData, Mapping[str, str]], Reply]] = {
-    "/choices": lambda live, data, query: _json(live.choices(data)),
-    "/report": lambda live, data, query: _json(live.report(data)),
-    "/images": _images,
-    "/image": lambda live, data, query: _json(record_of(data, live.image(query.get("key", "")))),
-    "/maps": _maps,
-    "/rows.csv": _rows,
+PAGES: dict[str, Callable[[Live, RunData, Mapping[str, str]], Any]] = {
+    "/choices": lambda live, data, query: live.choices(data),
+    "/report": lambda live, data, query: live.report(data),
+    "/images": lambda live, data, query: live.images(data, query),
+    "/image": lambda live, data, query: record_of(data, live.image(query.get("key", ""))),
+    "/maps": lambda live, data, query: live.maps(data, query.get("method", ""), query.get("keys", "")),
 }
 
 

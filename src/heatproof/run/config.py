@@ -230,12 +230,11 @@ CHOICES = {
 }
 
 
-def read_study(path: str | Path) -> Study:
-    """Read a study from a TOML file."""
-    path = Path(path)
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file."""
     try:
         with path.open("rb") as file:
-            content = tomllib.load(file)
+            return tomllib.load(file)
     except FileNotFoundError:
         raise InputError(f"there is no file {path}") from None
     except OSError as error:
@@ -244,6 +243,11 @@ def read_study(path: str | Path) -> Study:
         raise InputError(f"{path} is not text in UTF-8: {error}") from error
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path} is not TOML: {error}") from error
+
+
+def read_study(path: str | Path) -> Study:
+    """Read a study from a TOML file."""
+    content = read_toml(Path(path))
     try:
         return study_from(content)
     except InputError as error:

@@ -189,19 +189,22 @@ class RunFolder:
             with ledger.turn(self.path):
                 ledger.claim(lease, self.path, name)
                 self._record_state(lease, name, "started")
+            state, reason = "stopped", ""
             try:
                 with ledger.without_leftovers(self.path):
                     yield
-            except BaseException as error:
-                text = " ".join(str(error).split()) or type(error).__name__
-                text = text if isinstance(error, HeatproofError) else f"{type(error).__name__}: {text}"
-                stopped = isinstance(error, KeyboardInterrupt | StopRequested)
-                self._record_end(lease, name, *(("stopped", "") if stopped else ("failed", text)))
-                raise
-            else:
                 whole = (plan := self.planned()) is not None and set(plan["units"]) <= self.done()
-                self._record_end(lease, name, "complete" if whole else "ended")
+                state = "complete" if whole else "ended"
+            except BaseException as error:
+                if not isinstance(error, KeyboardInterrupt | StopRequested):
+                    text = " ".join(str(error).split()) or type(error).__name__
+                    text = text if isinstance(error, HeatproofError) else f"{type(error).__name__}: {text}"
+                    state, reason = "failed", text
+                raise
             finally:
+                if self.path.exists():  # on a full disk the state cannot be recorded
+                    with suppress(StoreError), ledger.turn(self.path):
+                        self._record_state(lease, name, state, reason)
                 lease.hold([shard for shard in lease.shards if shard != name])
 
     def plan(
@@ -392,11 +395,6 @@ class RunFolder:
         states = {name: s for name, s in self.shard_states().items() if name.rpartition("/")[2] == count}
         states[shard] = {"state": state, "reason": reason}
         ledger.write_record(self.path / "status.json", states, lease.id)
-
-    def _record_end(self, lease: Lease, shard: str, state: str, reason: str = "") -> None:
-        if self.path.exists():
-            with suppress(StoreError), ledger.turn(self.path):  # on a full disk the state cannot be recorded
-                self._record_state(lease, shard, state, reason)
 
 
 def run_in(path: str | Path) -> Path:

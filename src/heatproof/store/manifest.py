@@ -326,11 +326,9 @@ class Manifest:
                     f"{path.parent} was written by heatproof 0.1; run its study again in a new folder"
                 )
             content = known_record(path) or {}
-            check_types(content, Manifest)
             check_types(content["config"], _Config)
-            known = {key: content[key] for key in content if key in Manifest.__dataclass_fields__}
-            facts = check_types(content.get("facts", {}), Facts)
-            return Manifest(**known | {"format": number, "facts": facts})
+            manifest: Manifest = check_types(content, Manifest)
+            return manifest
         except FileNotFoundError as error:
             raise StoreError(
                 f"{path.parent} is not a run folder: it has no {path.name}; name the folder of a run"

@@ -22,7 +22,8 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -223,14 +224,6 @@ class MapStore:
             raise InputError(f"no images were named; {len(places)} maps of {method} are stored")
         return _gather(places, wanted)
 
-    def shards(self, checkpoint: str, method: str) -> Iterator[Maps]:
-        """The same maps shard by shard, each image once, with one shard in memory at a time."""
-        self._refresh()
-        rows: dict[Shard, list[int]] = {}
-        for shard, row in self._of(checkpoint, method).values():
-            rows.setdefault(shard, []).append(row)
-        yield from (shard.read(picked).as_tensors() for shard, picked in rows.items())
-
     def _of(self, checkpoint: str, method: str) -> dict[str, tuple[Shard, int]]:
         """Shard and row of each image's map."""
         if places := self._places.get(_key(checkpoint, method)):
@@ -270,7 +263,7 @@ def _gather(places: Mapping[str, tuple[Shard, int]], wanted: Sequence[str]) -> S
         if _sizes(parts[-1]) != _sizes(parts[0]):
             raise InputError(
                 f"maps of {shard.method} at {shard.checkpoint} differ in size "
-                f"({_sizes(parts[0])}; {_sizes(parts[-1])}); read them shard by shard"
+                f"({_sizes(parts[0])}; {_sizes(parts[-1])}); name images of one size"
             )
     order = np.argsort(np.concatenate(list(positions.values())))
     arrays: dict[str, Any] = {
@@ -319,7 +312,7 @@ def _check(method: str, maps: Maps) -> None:
             f"{method} has {n} maps but {len(maps.ids)} ids and {maps.explained.numel()} explained classes; "
             "stored maps need one of each"
         )
-    for values in (maps.values, maps.values if maps.signed_values is None else maps.signed_values):
+    for values in (maps.values, maps.signed):
         if len(values) != n:
             raise InputError(f"{method} has {n} maps but {len(values)} signed maps; they must match")
         if not (finite := values.isfinite().flatten(1).all(1)).all():
@@ -368,13 +361,19 @@ class PictureStore:
             why = "its image size is implausible"
         raise StoreError(f"cannot show {path}: {why}; heatproof verify names all damage")
 
+    def open(self, name: str) -> Image.Image | None:
+        """The stored image; None if it was not stored or is damaged, which `verify` reports."""
+        with suppress(StoreError, *NO_PICTURE):
+            if content := self.read(name):
+                picture = Image.open(io.BytesIO(content), formats=("PNG", "JPEG"))
+                picture.load()
+                return picture
+        return None
+
     def planes(self, name: str) -> tuple[int, ...] | None:
         """The planes of a volume that its image shows, from the file's comment; None without one."""
-        content = self.read(name)
-        if content is None:
-            return None
-        with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as picture:
-            note = picture.info.get("comment", "")
+        picture = self.open(name)
+        note = "" if picture is None else picture.info.get("comment", "")
         match = PLANES.fullmatch(str(note, "ascii", "replace") if isinstance(note, bytes) else str(note))
         return tuple(map(int, match[1].split())) if match else None
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from heatproof.disk import valid_unicode, write_whole
+from heatproof.disk import output_path, valid_unicode, write_whole
 from heatproof.errors import InputError, MissingExtraError, StoreError, UnknownNameError, did_you_mean
 from heatproof.images.findings import THRESHOLD, entry_id, finding_limits, finding_name
 from heatproof.metrics.gold import FIRST
@@ -103,9 +103,7 @@ class Scores:
         """All rows, sorted, as csv or parquet; as latex, means with their n for each metric and method."""
         if format not in FORMATS:
             raise InputError(f"cannot export as {format!r}; {did_you_mean(format, FORMATS)}")
-        path = Path(path)
-        if not path.parent.is_dir():
-            raise StoreError(f"cannot write {path}: the folder {path.parent} does not exist; create it first")
+        path = output_path(path)
         if format == "latex":
             write_whole({path: "\n".join(self._latex())})
             return
