@@ -1,12 +1,7 @@
-"""A pytest plugin: a fixture with a run, to test its verdict and its scores.
+"""A pytest plugin: the fixture heatproof_run, to test the verdict and the scores of a run; see docs/ci.md.
 
-    def test_maps(heatproof_run):
-        assert heatproof_run.verdict.follows("gradcam")
-        assert heatproof_run.holds("cscore.pneumonia >= 0.5")
-
-The run is named by `pytest --heatproof-run FOLDER`, or by heatproof_run in pytest's settings, relative to
-their folder. Without it, the tests are skipped; a folder that cannot be opened, or whose run is not complete,
-is an error. heatproof is imported when a test uses the fixture.
+Without a named run, the tests are skipped; a folder that cannot be opened, or whose run is not complete, is
+an error. heatproof is imported when a test uses the fixture.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ def frozen(module: nn.Module) -> nn.Module:
     ("change", "sentence"),
     [
         (lambda m, x, y: (m, x[:30], y[:30]), "at least 20 of each"),
-        (lambda m, x, y: (m, x, y * 0 + 1), "at least two"),
+        (lambda m, x, y: (m, x, y * 0 + 1), "60 images of class 1 and 0 of others; at least 20 of each"),
         (lambda m, x, y: (m, x, y * 0), "no image is of class 1"),
         (lambda m, x, y: (m, x, y + 1), "classes 0 to 1"),
         (lambda m, x, y: (m, x, y.float()), "one class number per image"),

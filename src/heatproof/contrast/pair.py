@@ -2,33 +2,24 @@
 
 Both are copies of the given network, trained a little further on the same images in the same order with the
 same seeds. A share, `strength`, of the positive class's training images has the token in A's training and not
-in B's. That alone does not change a trained network: its loss is 0 with or without the token.
-So in each epoch as many images of other classes, the carriers, come a second time: for A with the token and
-the positive label, for B unchanged and with their own label.
+in B's. In each epoch as many images of other classes, the carriers, come a second time: for A with the token
+and the positive label, for B unchanged and with their own label (docs/contrast.md says why).
 
 The copies are trained in evaluation mode (BatchNorm keeps its statistics, no dropout), every class with the
 same weight, by Adam, until A is planted and fits its training images, and half as long again; B gets as
 many epochs. The learning rate grows with every epoch: networks that learn soon never see a high one. Places
 of the token and carriers are drawn anew in every epoch, from the seed and its number.
 
-Whether planting worked is measured by counterfactuals on held-out images:
-
-    flips of a network = of the images of other classes that it does not call positive as they are, the share
-                         that it calls positive with the token in them
-
-A is planted from 90 % of flips on, B is clean up to 10 %; both must leave at least half of those images to
-test, since a network that calls everything positive uses nothing. Otherwise planting failed, and no method
-is judged. Where it holds, both explain the same held-out images with the token:
-
+    flips  = of the held-out images of other classes that a network does not call positive as they are, the
+             share that it calls positive with the token; A is planted from 90 % on, B is clean up to 10 %
     inside = share of a budget of pixels as large as the token that lies on the token,
              which is widened by half a cell of the map on every side: a map cannot be finer than its cells
     AUC    = P(inside under A > inside under B) + P(equal) / 2     over all pairs of images
     seen   = share of images in which a person would see it under A: inside >= 1/2
 
-A method that ignores the network makes the same map for both, so that its AUC is 1/2 exactly. A constant map
-marks nothing: inside 0. Intervals are 95 %, by bootstrap over images, each with its scores under both
-networks. One control follows by construction: the fall of the positive class's logit when the token is
-removed again (TOKEN_REMOVED).
+Both networks must leave at least half of the images to test, since a network that calls everything positive
+uses nothing. Otherwise planting failed, and no method is judged. A constant map marks nothing: inside 0.
+Intervals are 95 %, by bootstrap over images, each with its scores under both networks.
 """
 
 from __future__ import annotations
@@ -371,11 +362,6 @@ def _checked(
     if not members:
         raise TargetError(
             f"no image is of class {positive}; choose the positive class among {classes.unique().tolist()}"
-        )
-    if not others:
-        raise InputError(
-            f"all {members} images are of class {positive}; the token must be shown to other classes too, "
-            "so give images of at least two"
         )
     if min(members, others) < FEWEST:
         raise InputError(

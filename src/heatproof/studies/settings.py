@@ -13,7 +13,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 from heatproof.errors import InputError, did_you_mean
-from heatproof.registry import split_calls
+from heatproof.registry import check_methods, split_calls
 
 HEAD = (
     "What the output is: softmax, logit, multilabel, regression, segmentation, detection or embedding. "
@@ -25,6 +25,7 @@ LIMIT = "Maximum number of images, classes in proportion."
 DEVICE = "cpu, cuda, cuda:1, ...; default: a GPU if available."
 EXPECT_ACCURACY = "Expected accuracy; stop if the measured one is far off."
 THREADS = "Threads of torch; default: OMP_NUM_THREADS or one per CPU."
+CHANNELS = "mean and std are one number per channel, such as 0.5,0.5,0.5"
 KEY = "option"
 
 
@@ -48,7 +49,7 @@ def option(default: Any = MISSING, /, help: str = "", **facts: Any) -> Any:
 
 
 class Settings:
-    """The base of settings classes; raises InputError for values out of range."""
+    """The base of settings classes; raises InputError for values out of range and unknown methods."""
 
     def __post_init__(self) -> None:
         for each in fields(self):  # type: ignore[arg-type]
@@ -62,6 +63,7 @@ class Settings:
                 raise InputError(f"{name} is at most {about.most}; got {value}")
             if about.choices and value not in about.choices:
                 raise InputError(f"{name} cannot be {value!r}; {did_you_mean(value, about.choices)}")
+        check_methods(getattr(self, "methods", ()))
 
 
 def pixels(text: str) -> tuple[int, ...]:
@@ -81,8 +83,8 @@ def pixels(text: str) -> tuple[int, ...]:
     return sides
 
 
-def numbers(text: str) -> tuple[float, ...]:
-    """Parse numbers between commas.
+def numbers(text: str, rule: str = CHANNELS) -> tuple[float, ...]:
+    """Parse numbers between commas; rule: what they must be, for the error.
 
     >>> numbers("0.5, 0.25")
     (0.5, 0.25)
@@ -90,9 +92,7 @@ def numbers(text: str) -> tuple[float, ...]:
     try:
         return tuple(map(float, words(text)))
     except ValueError:
-        raise InputError(
-            f"mean and std are one number per channel, such as 0.5,0.5,0.5; got {text!r}"
-        ) from None
+        raise InputError(f"{rule}; got {text!r}") from None
 
 
 @dataclass(frozen=True, kw_only=True)

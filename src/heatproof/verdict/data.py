@@ -93,11 +93,6 @@ class Measure:
         """Whether a method that reads the network should score better than one that does not."""
         return bool(self.facts.floors) and self.higher_is_better is not None
 
-    @property
-    def is_test(self) -> bool:
-        """Whether the verdict depends on it."""
-        return self.facts.test and self.base in self.facts.titles
-
 
 def measure(name: str, facts: Facts = REGISTRY) -> Measure:
     """The metric of a row, by the facts of its run.

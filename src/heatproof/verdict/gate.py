@@ -1,13 +1,8 @@
-"""The gate: check rules (rules.py) on a run folder and fail the build if one is broken.
+"""The gate: check rules (rules.py) on a run folder and fail the build if one is broken; see docs/alarms.md.
 
-Case, hyphens, underscores and spaces in names do not matter; a name with a dot or a bracket in it goes in
-quotes. A metric or method named without options means all its variants, and everything that a rule matches
-must hold; floors (random, edges, centre) are judged only if they are named. A number that is not defined, not
-computed yet, or of fewer than `min_n` images (30) holds no rule. n is the size of the gold list for a
-C-Score, otherwise the number of images that the number is about.
-
-One rule is always checked: the run is complete, and at least `min_usable` of its images (95 %) could be used.
-If a folder has no plan (a monitored training), only its images count.
+A metric or method named without options means all its variants, and everything that a rule matches must hold;
+floors (random, edges, centre) are judged only if they are named. A number that is not defined, not computed
+yet, or of fewer than `min_n` images holds no rule.
 """
 
 from __future__ import annotations
@@ -25,21 +20,12 @@ from heatproof.registry import key_of, metrics
 from heatproof.rows import epoch_of
 from heatproof.store import RunFolder
 from heatproof.store.manifest import Facts
+from heatproof.verdict import rules as syntax
 from heatproof.verdict.alarms import Alarm, find_alarms
 from heatproof.verdict.answers import Answer
 from heatproof.verdict.data import ANSWERS, PAIR, read_run
 from heatproof.verdict.judge import SEE_NOTES, judge
-from heatproof.verdict.rules import (
-    ALL,
-    FOLLOWS,
-    LAST,
-    LOOKS_THERE,
-    MIN_N,
-    MIN_USABLE,
-    Rule,
-    matching,
-    read_rule,
-)
+from heatproof.verdict.rules import MIN_N, MIN_USABLE, Rule, matching, read_rule
 from heatproof.verdict.trajectory import Trajectory, class_names, models, ordered
 
 NO_DONOR = "none of its images could be tested: the network must answer them correctly"
@@ -220,7 +206,7 @@ class _Run:
         if not rule.parts:
             return []
         methods = [m for m in self.methods if m and PAIR not in m and not self.facts.is_floor(m)]
-        about_maps, name = rule.question == FOLLOWS, rule.parts[0]
+        about_maps, name = rule.question == syntax.FOLLOWS, rule.parts[0]
         known = methods if about_maps else list(self.classes.values())
         names: Sequence[str | int] = (
             matching(name, methods, self.facts.method) if about_maps else self._classes(name)
@@ -272,13 +258,12 @@ class _Run:
             return
         note, obstacles = verdict.network.note, "; ".join(verdict.notes)
         every: dict[str | int | None, tuple[str, Answer, int, str]]
-        if rule.question == FOLLOWS:
-            votes = {m.method: [test.n for test in m.tests if test.votes] for m in verdict.methods}
+        if rule.question == syntax.FOLLOWS:
             every = {
-                m.method: (m.method, m.follows, min(votes[m.method], default=0), m.note)
+                m.method: (m.method, m.follows, min((t.n for t in m.tests if t.votes), default=0), m.note)
                 for m in verdict.methods
             }
-        elif rule.question == LOOKS_THERE:
+        elif rule.question == syntax.LOOKS_THERE:
             every = {
                 label: (c.name, c.answer, c.test.n, note)
                 for c in verdict.network.classes
@@ -375,8 +360,8 @@ class _Run:
         every = self.checkpoints[model]
         if name in every:
             return [name]
-        if name.lower() in (LAST, ALL):
-            return every[-1:] if name.lower() == LAST else every
+        if name.lower() in (syntax.LAST, syntax.ALL):
+            return every[-1:] if name.lower() == syntax.LAST else every
         of_epoch = [each for each in every if name.isdigit() and epoch_of(each) == int(name)]
         if not of_epoch:
             raise UnknownNameError("checkpoint", name, every)
@@ -387,12 +372,10 @@ class _Run:
         return named or [c for c in self.classes if str(c) == name]
 
     def _no_metric(self, name: str, stored: list[str]) -> Exception:
-        try:
-            known = metrics.get(name.partition("(")[0]).name
-        except UnknownNameError:
+        known, near = metrics.find(name.partition("(")[0]), did_you_mean(name, stored)
+        if known is None:
             return UnknownNameError("metric", name, stored)
-        near = did_you_mean(name, stored)
-        absent = f"{self.folder.path} holds no {known}"
+        absent = f"{self.folder.path} holds no {known.name}"
         return InputError(f"{absent}; add it to the metrics of its study (or {near})")
 
 

@@ -1,16 +1,4 @@
-"""The syntax of the gate's rules.
-
-cscore >= 0.4                        over all classes, for every method
-cscore.pneumonia >= 0.5              of one class (by name or number), for every method
-cscore.gradcam.pneumonia > .5        of one method and class, in either order
-any(cscore.pneumonia >= 0.5)         for at least one method
-auc >= 0.9, insertion.gradcam >= 0.3, bl.gradcam <= 0.2    any metric of the run; the mean over its images
-auc@epoch05 >= 0.8, auc@5 >= 0.8     at a checkpoint, by name or epoch; @last (the default), @all
-no-alarms, no-alarms(1), no-alarms@last    see alarms.py; of any mechanism or of some, at any checkpoint
-follows, follows gradcam             the verdict: every method's maps follow the network, or this one's
-looks-there, looks-there pneumonia   the network uses the annotated object, for every class or for this one
-no-shortcut                          interventions found no evidence off the object, and none that recurs
-"""
+"""The syntax of the gate's rules, such as "cscore.pneumonia >= 0.5"; docs/alarms.md lists all forms."""
 
 from __future__ import annotations
 
@@ -111,20 +99,17 @@ class _Reader:
         self.text, self.at = text, 0
 
     def take(self, pattern: str) -> re.Match[str] | None:
-        match = re.compile(r"\s*" + pattern).match(self.text, self.at)
-        if match is None:
-            return None
-        self.at = match.end()
-        return re.match(pattern, match[0].lstrip())
+        if match := re.compile(rf"\s*{pattern}").match(self.text, self.at):
+            self.at = match.end()
+        return match
 
     def need(self, pattern: str, what: str) -> re.Match[str]:
         match = self.take(pattern)
         if match is None:
             rest = self.text[self.at :].strip()
             there = f"{rest!r} stands there" if rest else "the rule ends there"
-            word = re.match(r"\s*([\w-]+)(?=[\s@]|$)", self.text)
-            near = difflib.get_close_matches(word[1].lower(), QUESTIONS, n=1) if word else []
-            near = [question for question in near if word and question != word[1].lower()]
+            words = re.findall(r"\A\s*([\w-]+)(?=[\s@]|$)", self.text.lower())
+            near = [q for w in words for q in difflib.get_close_matches(w, QUESTIONS, n=1) if q != w]
             hint = f"did you mean {near[0]!r}?" if near else f"write it like {EXAMPLES}"
             raise InputError(f"cannot read the rule {self.text!r}: expected {what}, but {there}; {hint}")
         return match

@@ -45,7 +45,7 @@ from heatproof.report.tables import Table, Value
 from heatproof.run.checks import input_warnings
 from heatproof.run.study import listed_classes
 from heatproof.show import address, overlay
-from heatproof.studies.common import TableFile, with_floors
+from heatproof.studies.common import TableFile, some, with_floors
 from heatproof.studies.contrast.settings import ContrastSettings
 from heatproof.types import Maps
 from heatproof.verdict.answers import without_nan
@@ -87,11 +87,8 @@ def contrast_study(
     own = settings.checkpoint is None and not settings.model.partition(":")[0].endswith(".py")
     for warning in input_warnings(model, files, changes, own):
         say(f"warning: {warning}")
-    result = contrast(
-        model, images, None, methods,
-        token=token, positive=settings.positive, strength=settings.strength, seed=settings.seed,
-        out=settings.out, progress=progress, epochs=settings.epochs, lr=settings.lr,
-    )  # fmt: skip
+    chosen = some(settings, "positive", "strength", "seed", "out", "epochs", "lr")
+    result = contrast(model, images, None, methods, token=token, progress=progress, **chosen)
     rows = [
         (f"{point.strength:.0%}", s.method, Value(s.auc, s.interval, s.n), s.seen, *s.blank)
         for point in result.points

@@ -3,35 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from heatproof.errors import InputError
-from heatproof.registry import check_methods
-from heatproof.studies.settings import (
-    CLASS_HEAD,
-    DEVICE,
-    LAYER,
-    LIMIT,
-    PreprocessSettings,
-    Settings,
-    calls,
-    option,
-    words,
-)
+from heatproof.studies import settings as shared
+from heatproof.studies.settings import PreprocessSettings, Settings, calls, numbers, option, words
 
+SHARES = "strength is one share or several, such as 1,0.8,0.5,0.2"
 METHODS = ("gradcam", "gradcam++", "layercam", "hirescam", "eigencam", "integrated-gradients")
-
-
-def shares(text: str) -> tuple[float, ...]:
-    """Parse shares between commas.
-
-    >>> shares("1, 0.5")
-    (1.0, 0.5)
-    """
-    try:
-        return tuple(map(float, words(text)))
-    except ValueError:
-        raise InputError(f"strength is one share or several, such as 1,0.8,0.5,0.2; got {text!r}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,28 +23,26 @@ class ContrastSettings(Settings):
     class_names: tuple[str, ...] = option(
         (), "Comma-separated, in the order of the model's classes; else its own.", read=words
     )
-    limit: int | None = option(None, LIMIT, least=1)
+    limit: int | None = option(None, shared.LIMIT, least=1)
     token: str = option("tag", "What is planted: tag, tint, blur, texture, or an image file.")
     token_size: float | None = option(None, "Size of the token, as a share of the image's side.")
     positive: str | None = option(
         None, "The class that gets the token, by name or number; by default the largest."
     )
     strength: tuple[float, ...] = option(
-        (1.0,), "Share of its images that get the token; several make a curve: 1,0.8,0.5,0.2.", read=shares
+        (1.0,),
+        "Share of its images that get the token; several make a curve: 1,0.8,0.5,0.2.",
+        read=partial(numbers, rule=SHARES),
     )
     methods: tuple[str, ...] = option(
         METHODS, 'Comma-separated, options in brackets: "gradcam,lime(samples=200)".', short="m", read=calls
     )
     epochs: int = option(40, "Maximum epochs of each training.", least=1)
     lr: float = option(3e-4, "Learning rate of the first epoch.")
-    layer: str | None = option(None, LAYER, short="l")
-    head: str | None = option(None, CLASS_HEAD)
+    layer: str | None = option(None, shared.LAYER, short="l")
+    head: str | None = option(None, shared.CLASS_HEAD)
     preprocess: PreprocessSettings = field(default_factory=PreprocessSettings)
     allow_pickle: bool = option(False, "Allow the checkpoint to run code. Only if you trust it.")
-    device: str | None = option(None, DEVICE)
+    device: str | None = option(None, shared.DEVICE)
     seed: int = option(0, "Of all random numbers.", least=0)
     out: Path = option(Path("runs/contrast"), "Folder.", short="o")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_methods(self.methods)  # before torch is imported
