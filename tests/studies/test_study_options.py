@@ -51,10 +51,10 @@ def call(*args: object) -> tuple[object, str]:
 
 def test_settings_come_from_the_file_and_the_command_line_wins(tmp_path: Path) -> None:
     file = tmp_path / "study.toml"
-    file.write_text('images = "photos"\nmethods = ["gradcam", "lime(samples=9, segment_count=4)"]\ndraws = 3\n'
+    file.write_text('images = "photos"\nmethods = ["gradcam", "lime(samples=9, bound=0.5)"]\ndraws = 3\n'
                     'keep = ["a", "b"]\nlow = 0.25\nshare = [0.2, 0.3]\nlarge = true\n')  # fmt: skip
     whole = ["images", "keep", "methods", "share", "within"]
-    methods = ("gradcam", "lime(samples=9, segment_count=4)")
+    methods = ("gradcam", "lime(samples=9, bound=0.5)")
     rest = f"0.25 (0.2, 0.3) one True {sorted([*whole, 'draws'])}"
     assert call(file) == (None, f"{tmp_path / 'photos'} {methods} 3 ('a', 'b') True\n{rest}")
     error, output = call(
