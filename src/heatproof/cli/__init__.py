@@ -55,7 +55,7 @@ MODULES = {  # of commands that share a module or have another name than it
     "compare": "report", **dict.fromkeys(("sql", "export", "serve", "verify"), "read"),
 }  # fmt: skip
 STUDIES = {
-    "cscore": "study_cscore", "cose": "study_cose", **dict.fromkeys(("qr", "localise", "contrast"), "study"),
+    "cscore": "study_cscore", **dict.fromkeys(("cose", "qr", "localise", "contrast"), "study"),
 }  # fmt: skip
 PROTOCOLS = {
     "cscore": "Are the maps of a class consistent over training?",

@@ -15,7 +15,8 @@ number of model variants behind it (see `overall`).
 
 Maps are compared at the image's size in [0, 1]. Attributions with signs (gradient, SmoothGrad, IG, ...) go
 through COSE's own scaling (`cose_map`: the sum of |.| over channels, clipped at its 99th percentile); all
-others are normalised as everywhere, so LIME's negative weights are clipped, as its card says.
+others are normalised as everywhere, so LIME's negative weights are clipped, as its card says. Maps of signs
+alone, -1, 0 and 1 (lime(top=10)), are compared unchanged, as the authors do.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from scipy.stats import pearsonr
 from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.metrics.agreement import Correlation, correlate
+from heatproof.metrics.agreement import Correlation, average_ranks, correlate
 from heatproof.metrics.kit import as_tensor, raw_maps
 from heatproof.metrics.results import NAN, PerClass
 from heatproof.metrics.similarity import REACH, REASONS, ssim
 from heatproof.metrics.stats import as_numbers, percentile_interval, same_length
 from heatproof.models.running import at_least_float
 from heatproof.registry import metric
-from heatproof.types import ArrayLike, Maps, upsample
+from heatproof.types import ArrayLike, Maps, normalise, per_map, upsample
 
 AT_ONCE = 64  # maps at the image's size in memory
 
@@ -302,10 +303,12 @@ class Pairs(NamedTuple):
 
 
 def comparable(maps: Maps) -> Tensor:
-    """Tensor "b H W" in [0, 1], as COSE compares maps."""
-    if maps.signed_values is None:
-        return maps.upsample()
-    return cose_map(upsample(raw_maps(maps), maps.image_size))
+    """Tensor "b H W" in [0, 1], or of signs, as COSE compares maps."""
+    if maps.signed_values is not None:
+        return cose_map(upsample(raw_maps(maps), maps.image_size))
+    values = upsample(maps.values, maps.image_size)
+    signs = (values == values.sign()).flatten(1).all(1) & (values < 0).flatten(1).any(1)
+    return torch.where(per_map(signs, values), values, normalise(values))
 
 
 def alike(
@@ -313,10 +316,11 @@ def alike(
 ) -> tuple[Tensor, Tensor]:
     """SSIM of maps "n H W" and, if NaN, the index of its reason in REASONS; on the maps' device.
 
-    similarity: "local5" (the authors' code), "eq2" (the paper) or "pearson" (its supplement).
+    similarity: "local5" (the authors' code), "eq2" (the paper), "pearson" (its supplement) or "spearman".
     """
-    if similarity == "pearson":
-        value, constant = _pearson(first, second, mask), 3
+    if similarity in ("pearson", "spearman"):
+        rank = similarity == "spearman"
+        value, constant = _pearson(first, second, mask, rank), 3
     else:
         value, constant = ssim(first, second, mode=similarity, mask=mask), 1
     unseen = torch.zeros_like(value, dtype=torch.bool)
@@ -326,13 +330,19 @@ def alike(
     return value, torch.where(value.isnan(), torch.where(unseen, 2, constant), 0)
 
 
-def _pearson(first: Tensor, second: Tensor, mask: Tensor | None) -> Tensor:
-    """Over the pixels of each pair that count, in float64; NaN where one of the maps is constant there."""
+def _pearson(first: Tensor, second: Tensor, mask: Tensor | None, rank: bool = False) -> Tensor:
+    """Over the pixels of each pair that count, in float64; NaN where one of the maps is constant there.
+
+    rank: of the ranks of the values, ties with their mean, which is Spearman's rho.
+    """
     shape = torch.broadcast_shapes(first.shape, second.shape)
     counted = torch.ones(shape, dtype=torch.bool, device=first.device) if mask is None else mask
     n = counted.flatten(1).sum(1).double()
     deviations = []
     for maps in (first, second):
+        if rank:  # pixels that do not count rank last, so that the ranks of the others do not change
+            last = maps.expand(shape).masked_fill(~counted, inf).flatten(1)
+            maps = average_ranks(last).view(shape)
         pixels = maps.double().expand(shape).masked_fill(~counted, 0).flatten(1)
         apart = (pixels - (pixels.sum(1) / n)[:, None]).masked_fill(~counted.flatten(1), 0)
         high, low = (maps.expand(shape).masked_fill(~counted, end).flatten(1) for end in (-inf, inf))
