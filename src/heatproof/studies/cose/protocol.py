@@ -262,6 +262,8 @@ def maps_of(
     """
     if not of_probability:
         return explain(model, inputs, methods, targets, **options)
+    if not model.was_seen:
+        model.logits(inputs[:1])  # determines the head
     kind = type(model.head)
     head = type(kind.__name__, (kind,), {"scores": kind.measured})(**vars(model.head))
     calls, maps = read_methods(methods), dict[str, Maps]()
