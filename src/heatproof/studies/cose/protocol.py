@@ -265,7 +265,7 @@ def maps_of(
     if not model.was_seen:
         model.logits(inputs[:1])  # determines the head
     kind = type(model.head)
-    head = type(kind.__name__, (kind,), {"scores": kind.measured})(**vars(model.head))
+    head = type(kind.__name__, (kind,), {"scores": kind.measured})(**vars(model.head) | {"by_itself": False})
     calls, maps = read_methods(methods), dict[str, Maps]()
     for network, own in ((model, False), (with_head(model, head), True)):
         texts = [call.text for call in calls if (call.entry.card == CARDS["gradient"]) is own]
