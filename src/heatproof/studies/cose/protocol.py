@@ -98,7 +98,7 @@ def cose_study(settings: CoseSettings, progress: Progress | None = None) -> Cose
     progress = progress or Progress(quiet=True)
     settings = as_the_authors(settings) if settings.paper else settings
     settings = replace(settings, transforms=settings.transforms or tuple(TRANSFORMS))
-    others = [read_pairs(RunFolder.open(path)) for path in settings.beside]
+    others = [read_pairs(RunFolder.open(path), settings.require_correct) for path in settings.beside]
     opened = _open(settings)
     hashes, skipped = _usable(opened)
     for name, why in skipped.items():

@@ -19,7 +19,7 @@ from heatproof.explain.api import explain
 from heatproof.explain.floors import is_floor
 from heatproof.images import Failure, batches
 from heatproof.images.findings import entry_id, finding_name
-from heatproof.images.transforms import STEPS, TRANSFORMS
+from heatproof.images.transforms import STEPS, TRANSFORMS, draw
 from heatproof.metrics.agreement import Correlation
 from heatproof.metrics.results import PerClass
 from heatproof.metrics.stability import comparable, cose, cose_split, harmonic, overall, ssim_to_final
@@ -334,13 +334,12 @@ def write_results(
         drawn = draw_figures(results, studies) if settings.figures and need("matplotlib", "plots") else {}
     except MissingExtraError as error:
         missing = f"No figures: {error}."
-    inputs = (results.pairs.transform != CHECKPOINT) & (results.pairs.method == results.methods[0])
     return write_page(
         settings.out, "studies/cose/page.md", TABLES, drawn, **table_content(studies), settings=settings,
         failed=failed, skipped=skipped, missing=missing, ranked=order,
         panels=example_sheets(settings, opened, results) if settings.figures and settings.examples else {},
         beside=beside_sheets(settings, opened, studies) if settings.figures and settings.examples else {},
-        versions=int(inputs.sum()) // max(1, results.images),
+        versions=len(draw(0, [], settings.draws, settings.transforms).names),
         lead=results.ahead(order[0], order[1]) if len(order) > 1 else None,
         consistent=max(ranked, key=lambda m: ranked[m].consistency, default=""),
         sensitive=max(ranked, key=lambda m: ranked[m].sensitivity, default=""),
