@@ -4,7 +4,7 @@ Blurring a row of n pixels is a product with an n x n matrix K, K_ij = g(i - j),
 back. g(d) = exp(-d^2 / (2 sigma^2)) for |d| <= floor(4 sigma + 1/2), scaled to sum to 1: the kernel of
 scipy.ndimage.gaussian_filter with its default truncation. The matrices are made in float64.
 
-Segmentation (achanta2012slic; vedaldi2008quickshift; felzenszwalb2004; from scikit-image, on the CPU) reads
+Segmentation (achanta2012slic; vedaldi2008quickshift; felzenszwalb2004graph; by scikit-image on the CPU) reads
 the image, not the model's input: inputs go back to 8 bits through the model's own preprocessing, or are
 scaled to their own range if that has another number of channels. It takes longer than a pass, and an audit
 needs the same images repeatedly. So the last results are cached by the content of the image, and a run starts

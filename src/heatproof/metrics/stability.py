@@ -78,7 +78,7 @@ def cose(
     defined = ~np.isnan(alike), ~np.isnan(distance)
     counts = int(defined[0].sum()), int(defined[1].sum())
     halves = [float(v[d].mean()) if d.any() else NAN for v, d in zip((alike, distance), defined, strict=True)]
-    sums, sizes = _by_image(alike, distance, same_images, changed_images)
+    sums, sizes = by_image(alike, distance, same_images, changed_images)
     rng = np.random.default_rng(seed)
     means = np.stack([_resampled(sums, sizes, rng, joint=same_images is not None) for _ in range(resamples)])
     undefined = len(alike) + len(distance) - sum(counts)
@@ -260,10 +260,13 @@ def _reason(n_same: int, n_changed: int, undefined: int) -> str:
     return f"no pair with {' and none with '.join(kinds)} prediction{tail}"
 
 
-def _by_image(
-    alike: np.ndarray, distance: np.ndarray, same_images: Any, changed_images: Any
+def by_image(
+    alike: np.ndarray, distance: np.ndarray, same_images: Any, changed_images: Any, images: Any = ()
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Sum and number of each image's defined values, for both sides; without names a pair is an image."""
+    """Sum and number of each image's defined values, for both sides; without names a pair is an image.
+
+    images: the order of the images, if not that of their first appearance.
+    """
     if (same_images is None) != (changed_images is None):
         raise InputError("name the images of both sets or of neither: same_images and changed_images")
     if same_images is None:
@@ -271,7 +274,7 @@ def _by_image(
         return sums, [np.ones(len(side)) for side in sums]
     same_length(same=alike, same_images=same_images)
     same_length(changed=distance, changed_images=changed_images)
-    index = {name: i for i, name in enumerate(dict.fromkeys([*same_images, *changed_images]))}
+    index = {name: i for i, name in enumerate(dict.fromkeys([*images, *same_images, *changed_images]))}
     sums, sizes = [], []
     for side, names in ((alike, same_images), (distance, changed_images)):
         defined = ~np.isnan(side)

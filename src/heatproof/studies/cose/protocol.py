@@ -43,8 +43,7 @@ from torch import Tensor
 
 from heatproof.disk import valid_unicode
 from heatproof.errors import InputError, ModelError, UnknownNameError
-from heatproof.explain import CARDS
-from heatproof.explain.api import explain, read_methods
+from heatproof.explain.api import read_methods
 from heatproof.images import Failure, batches
 from heatproof.images.findings import entry_id, finding_name
 from heatproof.images.loader import entries
@@ -54,7 +53,7 @@ from heatproof.metrics.stability import alike, checkpoint_pairs, comparable
 from heatproof.models import Model
 from heatproof.models.heads import Multilabel
 from heatproof.models.load import best_device
-from heatproof.models.queue import Queue, all_logits, with_head
+from heatproof.models.queue import Queue, all_logits
 from heatproof.registry import call_text, explainers, parse_call
 from heatproof.run.checks import check_classes
 from heatproof.run.config import study_from
@@ -66,7 +65,14 @@ from heatproof.run.study import LIBRARIES_WITHOUT_WEIGHTS, ResolvedStudy, weight
 from heatproof.show import eight_bit
 from heatproof.store import Manifest, RunFolder
 from heatproof.studies.common import Outcome, run_config, some
-from heatproof.studies.cose.results import CNN, TRANSFORMER, CoseResults, read_pairs, write_results
+from heatproof.studies.cose.results import (
+    CNN,
+    TRANSFORMER,
+    CoseResults,
+    maps_of,
+    read_pairs,
+    write_results,
+)
 from heatproof.studies.cose.settings import CoseSettings
 from heatproof.train.loop import trained_with_transforms
 from heatproof.types import Batch, Maps, Score, Unit
@@ -252,27 +258,6 @@ def stays(model: Model, logits: Tensor, targets: Tensor | None) -> Tensor | None
     return model.head.positive(logits).gather(1, targets[:, None])[:, 0]
 
 
-def maps_of(
-    model: Model, inputs: Tensor, methods: Sequence[str], targets: Tensor | None = None, *,
-    of_probability: bool = False, **options: Any,
-) -> dict[str, Maps]:  # fmt: skip
-    """Maps by method. of_probability: gradients with respect to pixels are those of the probability.
-
-    CAMs read those of the logit in either case, as in the authors' code.
-    """
-    if not of_probability:
-        return explain(model, inputs, methods, targets, **options)
-    if not model.was_seen:
-        model.logits(inputs[:1])  # determines the head
-    kind = type(model.head)
-    head = type(kind.__name__, (kind,), {"scores": kind.measured})(**vars(model.head) | {"by_itself": False})
-    calls, maps = read_methods(methods), dict[str, Maps]()
-    for network, own in ((model, False), (with_head(model, head), True)):
-        texts = [call.text for call in calls if (call.entry.card == CARDS["gradient"]) is own]
-        maps |= explain(network, inputs, texts, targets, **options) if texts else {}
-    return {call.text: maps[call.text] for call in calls}
-
-
 class InputPairs(NamedTuple):
     """Images and their variants, "b v"."""
 
@@ -425,14 +410,12 @@ def _manifest(
         "model": {"spec": settings.model, "checkpoints": list(map(str, settings.checkpoints))},
         "images": {"kind": settings.kind, "path": str(settings.images), "limit": settings.limit},
     }
-    if settings.similarity != "local5":  # absent from older folders
-        config["similarity"] = settings.similarity
-    if settings.head is not None:
-        config["head"] = settings.head
-    if settings.paper:
-        config["gradients"] = "of the probability"
-    if opened.is_multilabel:
-        config["labels"] = list(opened.source.classes)
+    unusual = {  # absent from older folders
+        "similarity": settings.similarity if settings.similarity != "local5" else None,
+        "head": settings.head, "gradients": "of the probability" if settings.paper else None,
+        "labels": list(opened.source.classes) if opened.is_multilabel else None,
+    }  # fmt: skip
+    config |= {key: value for key, value in unusual.items() if value is not None}
     return Manifest.collect(
         config, seed=settings.seed, models=hashes, data=opened.source.hash, device=opened.device
     )

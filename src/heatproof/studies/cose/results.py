@@ -12,18 +12,22 @@ import numpy as np
 import torch
 from PIL import Image
 from scipy.stats import wilcoxon
+from torch import Tensor
 
 from heatproof.disk import valid_unicode
 from heatproof.errors import InputError, MissingExtraError, need
-from heatproof.explain.api import explain
+from heatproof.explain import CARDS
+from heatproof.explain.api import explain, read_methods
 from heatproof.explain.floors import is_floor
 from heatproof.images import Failure, batches
 from heatproof.images.findings import entry_id, finding_name
 from heatproof.images.transforms import STEPS, TRANSFORMS, draw
 from heatproof.metrics.agreement import Correlation
 from heatproof.metrics.results import PerClass
-from heatproof.metrics.stability import comparable, cose, cose_split, harmonic, overall, ssim_to_final
+from heatproof.metrics.stability import by_image, comparable, cose, cose_split, harmonic, ssim_to_final
 from heatproof.metrics.stats import Interval, percentile_interval, resample
+from heatproof.models import Model
+from heatproof.models.queue import with_head
 from heatproof.registry import explainers, parse_call
 from heatproof.report import figures
 from heatproof.report.figures import Line, Panel, line_style
@@ -35,7 +39,7 @@ from heatproof.show import as_pictures, eight_bit, overlay
 from heatproof.store import RunFolder
 from heatproof.studies.common import TableFile, mean_value, write_page
 from heatproof.studies.cose.settings import PAPER_METHODS, SIMILARITIES, CoseSettings
-from heatproof.types import upsample
+from heatproof.types import Maps, upsample
 
 MAX_METHODS = 4  # on a sheet of examples
 HALVES = {"consistency": "consistency", "sensitivity": "sensitivity", "value": "COSE, %"}
@@ -127,13 +131,10 @@ class CoseResults:
 
     def image_sums(self, method: str, images: Sequence[str]) -> np.ndarray:
         """Array "2 2 n": sums of SSIM or of 1 - SSIM, and counts, for same and changed predictions."""
-        pairs, place = self.counted(method), {name: i for i, name in enumerate(images)}
-        at, n = np.array([place[name] for name in pairs.image], dtype=int), len(images)
-        sides = []
-        for rows, values in ((pairs.same, pairs.ssim), (~pairs.same, 1 - pairs.ssim)):
-            known = rows & ~np.isnan(values)
-            sides.append([np.bincount(at[known], values[known], n), np.bincount(at[known], minlength=n)])
-        return np.array(sides, dtype=np.float64)
+        pairs = self.counted(method)
+        same, changed = pairs[pairs.same], pairs[~pairs.same]
+        sums = by_image(same.ssim, 1 - changed.ssim, same.image, changed.image, images)
+        return np.stack(sums, 1)
 
     def ahead(self, first: str, second: str, resamples: int = 1000) -> tuple[float, Interval]:
         """By how much the first method's COSE is above the second's, with its 95 % interval.
@@ -229,11 +230,6 @@ def mean_score(studies: Iterable[CoseResults], method: str) -> Value:
     return mean_value(study.scores[method].value for study in studies if method in study.scores)
 
 
-def overall_score(studies: Sequence[CoseResults], method: str) -> float:
-    values = [study.scores[method].value if method in study.scores else math.nan for study in studies]
-    return overall(values, [1] * len(studies))
-
-
 class FamilyTest(NamedTuple):
     """Transformers against convolutional networks, paired by data set and method."""
 
@@ -257,15 +253,6 @@ def paired_families(values: Mapping[tuple[str, str, str], Sequence[float]]) -> F
     return FamilyTest(rows, int((apart > 0).sum()), float(np.median(apart)), p)
 
 
-def families_of(studies: Sequence[CoseResults]) -> FamilyTest | None:
-    """The paired test over the studies of a page."""
-    values: dict[tuple[str, str, str], list[float]] = {}
-    for study in studies:
-        for method, score in study.scores.items():
-            values.setdefault((study.dataset, study.family, method), []).append(score.value)
-    return paired_families({key: of for key, of in values.items() if not is_floor(key[2])})
-
-
 def significance(fits: Mapping[str, Correlation]) -> str:
     """Which correlations differ from 0 at the paper's level of 0.05, as a sentence."""
     kinds: dict[str, list[str]] = {}
@@ -286,10 +273,7 @@ def published(values: Sequence[float], method: str, methods: Sequence[str]) -> f
     return values[PAPER_METHODS.index(entry)] if known else None
 
 
-TABLES = TableFile(
-    "heatproof.studies.cose", value=Value, nan=math.nan, mean=mean_score, overall=overall_score,
-    published=published,
-)  # fmt: skip
+TABLES = TableFile("heatproof.studies.cose", value=Value, nan=math.nan, mean=mean_score, published=published)
 
 
 def table_content(studies: Sequence[CoseResults]) -> dict[str, Any]:
@@ -302,6 +286,11 @@ def table_content(studies: Sequence[CoseResults]) -> dict[str, Any]:
     same = {name: pairs.same[pairs.transform == name] for name in CHANGES}
     fits = [results.correlation(method) for method in methods]
     by, several = SIMILARITIES[results.similarity], len(studies) > 1
+    values: dict[tuple[str, str, str], list[float]] = {}
+    for study in studies:
+        for method in (m for m in study.methods if not is_floor(m)):
+            key = study.dataset, study.family, method
+            values.setdefault(key, []).append(study.scores[method].value)
     return {
         "results": results, "studies": list(studies), "methods": methods, "fits": fits,
         "every": list(dict.fromkeys(method for study in studies for method in study.methods)),
@@ -317,7 +306,7 @@ def table_content(studies: Sequence[CoseResults]) -> dict[str, Any]:
         "stayed": {name: float(of.mean()) for name, of in same.items() if len(of)},
         "near": {m: results.to_final(m) for m in methods},
         "significance": significance(dict(zip(methods, fits, strict=True))),
-        "families": families_of(studies), "alpha": ALPHA,
+        "families": paired_families(values), "alpha": ALPHA,
         "labels": list(results.labels), "of_label": {m: results.by_label(m) for m in methods},
         "reasons": "".join(dict.fromkeys(f" A dash: {fit.reason}." for fit in fits if fit.reason)),
     }  # fmt: skip
@@ -412,6 +401,27 @@ def final_figure(results: CoseResults) -> Any:
     return figures.lines(grid, 2.4 * columns, 2.4 * len(grid), sharex=True, sharey=True)
 
 
+def maps_of(
+    model: Model, inputs: Tensor, methods: Sequence[str], targets: Tensor | int | None = None, *,
+    of_probability: bool = False, **options: Any,
+) -> dict[str, Maps]:  # fmt: skip
+    """Maps by method. of_probability: gradients with respect to pixels are those of the probability.
+
+    CAMs read those of the logit in either case, as in the authors' code.
+    """
+    if not of_probability:
+        return explain(model, inputs, methods, targets, **options)
+    if not model.was_seen:
+        model.logits(inputs[:1])  # determines the head
+    kind = type(model.head)
+    head = type(kind.__name__, (kind,), {"scores": kind.measured})(**vars(model.head) | {"by_itself": False})
+    calls, maps = read_methods(methods), dict[str, Maps]()
+    for network, own in ((model, False), (with_head(model, head), True)):
+        texts = [call.text for call in calls if (call.entry.card == CARDS["gradient"]) is own]
+        maps |= explain(network, inputs, texts, targets, **options) if texts else {}
+    return {call.text: maps[call.text] for call in calls}
+
+
 class AppliedChange(NamedTuple):
     """A transform of an image, and whether the prediction stayed."""
 
@@ -498,7 +508,8 @@ def _sheet(
     sizes = [torch.tensor([change.magnitude], device=model.device) for change in changes]
     changed = [TRANSFORMS[c.transform].apply(original, m) for c, m in zip(changes, sizes, strict=True)]
     versions = model.preprocess.from_bytes(torch.cat([original, *changed]))
-    maps = explain(model, versions, methods, target, settings.layer, settings.seed)
+    options: dict[str, Any] = {"layer": settings.layer, "seed": settings.seed}
+    maps = maps_of(model, versions, methods, target, of_probability=settings.paper, **options)
     classes = maps[methods[0]].explained.tolist()
     answers = [names[number] if number < len(names) else f"class {number}" for number in classes]
     titles = ["as it is", *(change.title for change in changes)]

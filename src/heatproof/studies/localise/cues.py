@@ -61,12 +61,10 @@ def cue_table(model: Model, images: Sequence[CueImage], seed: int = 0) -> Table:
         answers += model.predicted(all_logits(model, inputs)).tolist()
     rows: list[Sequence[Cell]] = []
     for name, stylised in (("stylised", True), ("silhouettes", False)):
-        own = [(i, a) for i, a in zip(images, answers, strict=True) if bool(i.texture) is stylised]
-        shape, texture = ([a in cue for cue, a in of] for of in
-                          (((i.shape, a) for i, a in own), ((i.texture, a) for i, a in own)))  # fmt: skip
-        decided = [float(s) for s, t in zip(shape, texture, strict=True) if s or t]
-        others = len(own) - len(decided)
+        both = [(a in i.shape, a in i.texture) for i, a in zip(images, answers, strict=True)
+                if bool(i.texture) is stylised]  # fmt: skip
+        decided = [float(shape) for shape, texture in both if shape or texture]
+        counts = len(both), sum(s for s, _ in both), sum(t for _, t in both), len(both) - len(decided)
         bias = mean_value(decided, seed) if stylised else None
-        accuracy = mean_value(map(float, shape), seed)
-        rows += [(name, len(own), sum(shape), sum(texture), others, bias, accuracy)] if own else []
+        rows += [(name, *counts, bias, mean_value((float(s) for s, _ in both), seed))] if both else []
     return TABLES.fill("cues", rows)
