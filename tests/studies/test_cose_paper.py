@@ -25,6 +25,7 @@ from heatproof.metrics.agreement import Correlation
 from heatproof.metrics.similarity import REASONS
 from heatproof.metrics.stability import alike, comparable
 from heatproof.models import Model
+from heatproof.models.heads import Multilabel
 from heatproof.store import RunFolder
 from heatproof.studies.cose import CoseSettings, cose_study
 from heatproof.studies.cose.results import maps_of, paired_families, significance
@@ -194,7 +195,8 @@ def test_families_on_the_published_table(papers: dict[str, Any]) -> None:
 def test_significance_is_a_sentence() -> None:
     accuracy = np.array([0.2, 0.4, 0.5, 0.8, 0.9])
     series = {"up": accuracy**2, "down": 1 - accuracy, "flat": np.array([0.5, 0.1, 0.4, 0.2, 0.45])}
-    fits = {m: Correlation(*map(float, pearsonr(v, accuracy)), 5) for m, v in series.items()}
+    measured = {m: pearsonr(v, accuracy) for m, v in series.items()}
+    fits = {m: Correlation(float(of.statistic), float(of.pvalue), 5) for m, of in measured.items()}
     text = significance(fits | {"none": Correlation(math.nan, math.nan, 2, "few")})
     assert (
         text.startswith("At 0.05") and "up rise with accuracy" in text and "down fall with accuracy" in text
@@ -259,7 +261,7 @@ def test_several_labels_equal_the_slow_way(several: Any) -> None:
     rows = run.scores().sql(
         "select * from scores where method = 'gradient' and metric like 'cose_%' order by all"
     )
-    model = Model(net, preprocess=Preprocess((32, 32), 32, (0.0,) * 3, (1.0,) * 3), head="multilabel")
+    model = Model(net, preprocess=Preprocess((32, 32), 32, (0.0,) * 3, (1.0,) * 3), head=Multilabel())
     names, seen = ("red", "green", "blue"), 0
     for i in range(6):
         pixels = torch.from_numpy(np.asarray(Image.open(folder / f"{i}.png")).copy()).permute(2, 0, 1)[None]

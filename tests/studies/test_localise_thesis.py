@@ -200,9 +200,11 @@ def test_shape_or_texture(finished: Any, place: Path, model: hp.Model) -> None:
     assert silhouettes["Shape bias"] is None
     (place / "cues" / "same.csv").write_text("path,shape,texture\n0.png,red,red\n")
     with pytest.raises(InputError, match=r"same.csv, line 2: shape and texture must name two different"):
-        read_cues(place / "cues" / "same.csv", model.classes, {})
+        read_cues(place / "cues" / "same.csv", ("red", "green", "blue"), {})
     (place / "cues" / "grouped.csv").write_text("path,shape,texture\n1.png,warm,cold\n")
-    images = read_cues(place / "cues" / "grouped.csv", model.classes, {"warm": {0}, "cold": {1, 2}})
+    images = read_cues(
+        place / "cues" / "grouped.csv", ("red", "green", "blue"), {"warm": {0}, "cold": {1, 2}}
+    )
     assert cue_table(model, images).rows[0][2:5] == (0, 1, 0)
 
 

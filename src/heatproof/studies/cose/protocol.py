@@ -308,9 +308,8 @@ def input_pairs(
             batch_size=stop - start, progress=progress, of_probability=of_probability,
         )  # fmt: skip
         explained = maps[methods[0]].explained
-        same = explained == before[which]
-        if targets is not None:
-            same = stays(model, all_logits(model, ready, stop - start), targets)
+        kept = stays(model, all_logits(model, ready, stop - start), targets) if targets is not None else None
+        same = explained == before[which] if kept is None else kept
         result = {}
         for method, original in originals.items():
             heat = comparable(maps[method])

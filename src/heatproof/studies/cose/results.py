@@ -110,7 +110,8 @@ class CoseResults:
     def counted(self, method: str) -> np.recarray:
         """The pairs of eqs. 4 and 7: without checkpoints that predict the same."""
         pairs = self.of(method)
-        return pairs[~pairs.same | (pairs.transform != CHECKPOINT)]
+        counted: np.recarray = pairs[~pairs.same | (pairs.transform != CHECKPOINT)]
+        return counted
 
     def by_label(self, method: str) -> dict[str, PerClass]:
         """COSE of each label of a multi-label network."""
@@ -243,12 +244,12 @@ def paired_families(values: Mapping[tuple[str, str, str], Sequence[float]]) -> F
     """Compare both families by (data set, family, method) -> COSE of each network; None without a pair."""
     rows = []
     for dataset, family, method in values:
-        means = [mean_value(values.get((dataset, f, method), ())).value for f in (CNN, TRANSFORMER)]
-        if family == CNN and not any(map(math.isnan, means)):
-            rows.append((dataset, method, *means))
+        own, other = (mean_value(values.get((dataset, f, method), ())).value for f in (CNN, TRANSFORMER))
+        if family == CNN and not math.isnan(own + other):
+            rows.append((dataset, method, own, other))
     if not rows:
         return None
-    apart = np.array([row[3] - row[2] for row in rows])
+    apart = np.array([other - own for _, _, own, other in rows])
     p = float(wilcoxon(apart).pvalue) if apart.any() else 1.0
     return FamilyTest(rows, int((apart > 0).sum()), float(np.median(apart)), p)
 
@@ -460,7 +461,7 @@ def example_sheets(settings: CoseSettings, opened: ResolvedStudy, results: CoseR
     pairs, target = results.of(methods[0]), None
     first = dict(zip(pairs.image[::-1], pairs.explained[::-1], strict=True))
     if results.labels:  # one label of each image
-        pairs = pairs[[first[row.image] == row.explained for row in pairs]]
+        pairs = pairs[np.array([first[row.image] == row.explained for row in pairs])]  # type: ignore[assignment]
     for number, (image, changes) in enumerate(pick(pairs, settings.examples), start=1):
         folder.mkdir(parents=True, exist_ok=True)
         files[image] = f"pair-{number}.png"

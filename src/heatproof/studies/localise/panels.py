@@ -245,8 +245,8 @@ class Studio:
                 paths.append(
                     self.save(panel(tiles, columns=MAX_CROPS, heading=heading), f"{label}", "shared")
                 )
-        words = {"method": self.methods[0], "alike": ALIKE}
-        return TABLES.fill("shared", rows, **words) if rows else None, paths
+        made = TABLES.fill("shared", rows, method=self.methods[0], alike=ALIKE) if rows else None
+        return made, paths
 
     def patterns(self) -> list[str]:
         """What turns answers off the object when it is moved into other images, as Markdown."""

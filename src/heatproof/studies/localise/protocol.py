@@ -15,7 +15,7 @@ the last block) says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -75,28 +75,22 @@ def localise_study(settings: LocaliseSettings, progress: Progress | None = None)
         table.write(settings.out / "tables")
     source = open_study(study_file(settings.out)).source
     studio = Studio(results, run.folder.maps(), model, source, settings)
-    fill, words = rows.TABLES.fill, {"repeats": max(2, settings.repeats), "budget": f"{settings.budget:.0%}"}
-
-    def stability(images: Sequence[str], methods: Iterable[str]) -> dict[str, Any]:
-        return rows.stability(model, studio.batches(images), results.explained, methods, settings)
-
+    fill = rows.TABLES.fill
+    words: dict[str, Any] = {"repeats": max(2, settings.repeats), "budget": f"{settings.budget:.0%}"}
     if settings.repeats > 1:
-        subset = results.images[: settings.subset]
-        stable = stability(subset, settings.methods).items()
-        tables.append(fill("repeats", [(m, *of) for m, of in stable], images=len(subset), **words))
+        subset = {image: results.explained[image] for image in results.images[: settings.subset]}
+        stable = rows.stability(model, studio.batches(subset), subset, settings.methods, settings)
+        repeated = [(method, *of) for method, of in stable.items()]
+        tables.append(fill("repeats", repeated, images=len(subset), **words))
     segments, methods = "", rows.swept_methods(settings)
     if methods:
         config = _config(settings, images, lime=list(dict.fromkeys(methods.values())))
         sweep = named_run(settings.out, "segments", config, progress).folder
         swept = rows.read_scores(sweep, settings.budget, settings.seed)
-        words |= {
-            "results": swept,
-            "images": len(swept.images),
-            "used": studio.segments_used(methods, swept.images),
-        }
-        tables.append(
-            fill("segments", methods.items(), stable=stability(swept.images, methods.values()), **words)
-        )
+        loaded = studio.batches(swept.images)
+        stable = rows.stability(model, loaded, swept.explained, methods.values(), settings)
+        words |= {"used": studio.segments_used(methods, swept.images), "images": len(swept.images)}
+        tables.append(fill("segments", methods.items(), stable=stable, results=swept, **words))
         segments = studio.segment_sheet(sweep.maps(), methods, swept.images).name
     tables.append(rows.centre_table(results, studio.objects()))
     shared, features = studio.shared()

@@ -286,6 +286,7 @@ def crossing(insertion: Sequence[float], deletion: Sequence[float]) -> float:
 def swept_methods(settings: LocaliseSettings) -> dict[str, str]:
     """LIME, with the options it has in this study but one, by the value of that one."""
     given = next((dict(r.options) for r in read_methods(settings.methods) if r.entry.name == "lime"), {})
+    changes: list[tuple[str, dict[str, Any]]]
     changes = [(f"{n} segments", {"segment_count": n}) for n in sorted(settings.segment_counts)]
     changes += [(kind, {"segments": kind}) for kind in settings.segmentations]
     changes += [(f"{n} samples", {"samples": n}) for n in sorted(settings.sample_counts)]
