@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 from torch.nn import functional as F
@@ -44,7 +44,7 @@ from heatproof.metrics.interventions import (
 from heatproof.metrics.localisation import budget_masks
 from heatproof.models import Model
 from heatproof.registry import parse_call
-from heatproof.report.panels import INK, PAPER, Tile, explains, panel, sheet
+from heatproof.report.panels import Tile, explains, panel, sheet
 from heatproof.report.tables import Table
 from heatproof.show import overlay, pixels
 from heatproof.store import MapStore
@@ -62,7 +62,6 @@ MAX_CROPS = 8  # crops of a group
 GREEN, RED, BOX = (0, 158, 60), (213, 40, 30), (0, 220, 70)
 SHADE = 0.5  # weight of green and red over a segment
 DIM = 0.25  # brightness of the image outside a mask
-SHARPER = 3  # curves are drawn at this scale, then reduced
 Picked = tuple[str, str]  # image, why it is shown
 View = tuple[Image.Image, Sequence[Box]]
 
@@ -376,23 +375,17 @@ def tinted(image: Image.Image, marks: Any, dim: bool = False) -> Image.Image:
 
 def curves(deletion: Sequence[float], insertion: Sequence[float], size: tuple[int, int]) -> Image.Image:
     """Probability against the share of pixels that were taken away (red) or shown (green)."""
-    width, height = max(size[0], 224), max(size[1], 224)
-    canvas = Image.new("RGB", (width * SHARPER, height * SHARPER), PAPER)
-    pen = ImageDraw.Draw(canvas)
-    font: Any = ImageFont.load_default(11 * SHARPER)
-    left, right, top, bottom = 26 * SHARPER, (width - 8) * SHARPER, 8 * SHARPER, (height - 20) * SHARPER
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
-    def at(x: float, y: float) -> tuple[float, float]:
-        return left + x * (right - left), bottom - y * (bottom - top)
-
-    for level in (0, 0.5, 1):
-        pen.line([at(0, level), at(1, level)], fill=(215, 215, 215), width=SHARPER)
-        pen.text((2 * SHARPER, at(0, level)[1] - 7 * SHARPER), f"{level:g}", fill=INK, font=font)
-        start = min(at(level, 0)[0] - 9 * SHARPER, (width - 30) * SHARPER)
-        pen.text((start, bottom + 3 * SHARPER), f"{level:.0%}", fill=INK, font=font)
-    pen.line([at(0, 1), at(0, 0), at(1, 0)], fill=INK, width=SHARPER)
+    drawing = Figure([max(side, 224) / 100 for side in size], dpi=100)
+    axes = drawing.add_axes((0.13, 0.1, 0.77, 0.86))
     for values, colour in ((deletion, RED), (insertion, GREEN)):
-        points = [at(i / (len(values) - 1), float(v)) for i, v in enumerate(values) if v == v]
-        if len(points) > 1:
-            pen.line(points, fill=colour, width=2 * SHARPER, joint="curve")
-    return canvas.resize((width, height), Image.Resampling.LANCZOS)
+        axes.plot(np.linspace(0, 1, len(values)), values, color=np.array(colour) / 255, linewidth=1.5)
+    axes.set(xlim=(0, 1), ylim=(-0.02, 1.02), xticks=(0, 0.5, 1), yticks=(0, 0.5, 1))
+    axes.set_xticklabels(["0%", "50%", "100%"])
+    axes.tick_params(labelsize=7)
+    axes.grid(color="0.85", linewidth=0.8)
+    canvas = FigureCanvasAgg(drawing)
+    canvas.draw()
+    return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
