@@ -461,7 +461,7 @@ def example_sheets(settings: CoseSettings, opened: ResolvedStudy, results: CoseR
     pairs, target = results.of(methods[0]), None
     first = dict(zip(pairs.image[::-1], pairs.explained[::-1], strict=True))
     if results.labels:  # one label of each image
-        pairs = pairs[np.array([first[row.image] == row.explained for row in pairs])]  # type: ignore[assignment]
+        pairs = pairs[np.array([first[row.image] == row.explained for row in pairs])]
     for number, (image, changes) in enumerate(pick(pairs, settings.examples), start=1):
         folder.mkdir(parents=True, exist_ok=True)
         files[image] = f"pair-{number}.png"
