@@ -64,7 +64,7 @@ STUDIES: dict[str, dict[str, Any]] = {  # COSE compares checkpoints, and wants m
     "label": {"metrics": METRICS, "checkpoints": [1]},
     "predicted": {"metrics": ["cose", "cscore", *MOSAICS], "checkpoints": [1, 2]},
     "more": {
-        "metrics": ["localise", "dispersion", "dom", "adversarial_fragility(steps=2)"],
+        "metrics": ["localise", "dispersion", "centre_bias", "dom", "adversarial_fragility(steps=2)"],
         "checkpoints": [1, 2],
         "methods": MORE,
         "targets": "label",

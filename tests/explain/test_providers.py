@@ -180,6 +180,35 @@ def test_zennit_s_attributors_are_its_own(call: str) -> None:
     assert torch.equal(maps.values, direct.abs().sum(1)) and torch.equal(maps.signed, direct.sum(1))
 
 
+def test_lime_s_weights_are_its_own() -> None:
+    """The package called as its documentation does, on images in [0, 1]."""
+    lime_image = pytest.importorskip("lime.lime_image")
+    net, preprocess = network(), hp.load_model(network()).preprocess
+    rough = torch.rand(2, 3, 6, 6, generator=torch.Generator().manual_seed(1))
+    pictures = nn.functional.interpolate(rough, 96)
+
+    def predict(batch: np.ndarray) -> np.ndarray:
+        with torch.no_grad():
+            return (
+                net(preprocess.normalise(torch.from_numpy(batch).permute(0, 3, 1, 2).float()))
+                .softmax(1)
+                .numpy()
+            )
+
+    call = "lime:LimeImageExplainer(num_samples=30, hide_color=0)"
+    maps = hp.explain(net, preprocess.normalise(pictures), [call], TARGETS, seed=SEED)[call]
+    for picture, target, heat in zip(pictures, TARGETS.tolist(), maps.values, strict=True):
+        explainer = lime_image.LimeImageExplainer(random_state=SEED)
+        explained = explainer.explain_instance(
+            preprocess.restore(preprocess.normalise(picture[None]))[0].permute(1, 2, 0).double().numpy(),
+            predict, labels=(target,), top_labels=None, hide_color=0, num_samples=30, random_seed=SEED,
+        )  # fmt: skip
+        assert len(np.unique(explained.segments)) > 1
+        for segment, weight in explained.local_exp[target]:
+            own = heat[torch.from_numpy(explained.segments == segment)]
+            assert torch.allclose(own, torch.tensor(weight, dtype=torch.float32), atol=1e-6)
+
+
 NEEDED = {
     "Occlusion": "sliding_window_shapes=(3, 4, 4)", "DeepLiftShap": "baselines=0",
     "GradientShap": "baselines=0", "LayerDeepLiftShap": "baselines=0", "LayerGradientShap": "baselines=0",
@@ -195,6 +224,7 @@ EVERY = [
     ),
     *(f"grad-cam:{name}" for name in PROVIDERS["grad-cam"].offers),
     *(f"zennit:{name}" for name in PROVIDERS["zennit"].offers),
+    *(f"lime:{name}(num_samples=8)" for name in PROVIDERS["lime"].offers),
 ]
 
 

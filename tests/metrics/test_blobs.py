@@ -69,3 +69,29 @@ def test_one_blob_two_blobs_dust_and_nothing() -> None:
     assert result["dispersion"][:2].tolist() == pytest.approx([0, 0.5])
     assert result["dispersion_blobs"][:2].tolist() == [1, 2]
     assert math.isnan(result["dispersion"][3]) and "constant" in result.reasons("dispersion")[3]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**31), st.integers(2, 12), st.integers(2, 12))
+def test_centre_bias_equals_a_slow_twin(seed: int, height: int, width: int) -> None:
+    maps = torch.from_numpy(np.random.default_rng(seed).random((2, height, width), dtype=np.float32))
+    result = hp.metrics.centre_bias(maps)["centre_bias"]
+    for i in range(2):
+        heat = (maps[i] - maps[i].min()) / (maps[i].max() - maps[i].min())
+        total = mass = even = 0.0
+        for y in range(height):
+            for x in range(width):
+                far = math.hypot(y - (height - 1) / 2, x - (width - 1) / 2)
+                total += float(heat[y, x]) * far
+                mass += float(heat[y, x])
+                even += far / (height * width)
+        assert result[i].item() == pytest.approx(1 - total / mass / even, abs=1e-5)
+
+
+def test_centre_bias_of_known_maps() -> None:
+    maps = torch.zeros(3, 9, 9)
+    maps[0, 4, 4] = maps[1, 0, 0] = 1
+    maps[2] = 0.5
+    result = hp.metrics.centre_bias(maps)
+    assert result["centre_bias"][0] == 1 and -1 <= result["centre_bias"][1] < -0.5
+    assert result["centre_bias"][2].isnan() and "constant" in result.reasons("centre_bias")[2]

@@ -74,6 +74,7 @@ class Given:
             "cscore": lambda f: f(self.maps, self.labels, self.probs, tau=0.0, resamples=10),
             "dom": lambda f: f(self.maps, self.other, self.labels),
             "dispersion": lambda f: f(self.maps, budget=BUDGET),
+            "centre_bias": lambda f: f(self.maps),
             "occlusion_drop": lambda f: f(self.mask, self.labels, fill="mean", **inputs),
             "specificity": lambda f: f({"gradcam": self.maps}, draws=1, steps=3, **inputs),
             "untrained": lambda f: f({"gradcam": self.maps}, **inputs),
@@ -101,7 +102,14 @@ def numbers(result: Any) -> dict[str, Tensor]:
 # quantiles lie between other pixels; random weights are others.
 DRAWN = ("ssim", "spearman", "kept", "null", "excess", "entropy")
 NEAR = {"auc_f": 0.03, "auc_t": 0.03, "auc_bg": 0.03}
-OTHERWISE = {"dts", "score", "gradcam weights", "gradcam place", *(f"gradcam {k}" for k in DRAWN)}
+OTHERWISE = {
+    "dts",
+    "score",
+    "centre_bias",
+    "gradcam weights",
+    "gradcam place",
+    *(f"gradcam {k}" for k in DRAWN),
+}
 BUILT = [entry for entry in MANY if entry.volumes]
 # COSE is given numbers; a run refuses to make them of volumes.
 REFUSING = [entry for entry in MANY if not takes_volumes(entry) and "ssim" not in entry.needs]

@@ -55,12 +55,17 @@ def _squares(folder: Path) -> list[str]:
 
 def as_the_thesis(folder: Path) -> list[str]:
     methods = ["--methods", "gradcam,lime(samples=30, segment_count=9)"]
-    return [*_squares(folder), *methods, "--layer", "last_conv"]
+    return [*_squares(folder), *methods, "--target", "label", "--layer", "last_conv"]
 
 
 def further(folder: Path) -> list[str]:
     (folder / "groups.csv").write_text("class,group\nred,warm\nblue,cold\n")
     (folder / "list.txt").write_text("02.png\n")
     lists = ["--groups", "groups.csv", "--exclude", "list.txt", "--repeats", "2", "--segment-counts", "9,16"]
+    lists += ["--segmentations", "slic,felzenszwalb", "--sample-counts", "20", "--cues", "cues.csv"]
     methods = ["--methods", "lime(samples=30, segment_count=9)", "--panels", "0", "--subset", "3"]
-    return [*_squares(folder), *lists, *methods]
+    command = [*_squares(folder), *lists, *methods]
+    extra = [(f"{i:02d}.png", 0, 32, 32, 4, 4, 19, 19) for i in (9, 10)]  # a class with three right answers
+    make_folder(folder / "data", extra)
+    (folder / "cues.csv").write_text("path,shape,texture\ndata/images/00.png,green,red\n")
+    return command

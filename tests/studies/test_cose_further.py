@@ -14,7 +14,7 @@ import torch
 from click.testing import CliRunner
 from scipy.stats import pearsonr
 
-from heatproof.cli.study_cose import cose_command
+from heatproof.cli.study import cose_command
 from heatproof.errors import InputError
 from heatproof.images.transforms import STEPS, TRANSFORMS, vary
 from heatproof.metrics.similarity import REASONS, ssim
@@ -82,9 +82,11 @@ def test_a_study_by_another_similarity(place: Path, results: Any) -> None:
 
 
 def test_the_authors_settings() -> None:
-    settings_of_authors = as_the_authors(settings(methods=("gradcam", "lime(samples=9)", "smoothgrad")))
-    lime = "lime(segments='quickshift', form='published', samples=9)"
-    assert settings_of_authors.methods == ("gradcam", lime, "smoothgrad(squared=True)")
+    methods = ("gradcam", "lime(samples=9)", "smoothgrad", "ig(baseline='black')")
+    settings_of_authors = as_the_authors(settings(methods=methods))
+    lime = "lime(segments='quickshift', form='published', samples=9, fill='zero', top=10)"
+    path = "ig(steps=25, baseline='black', rule='trapezoid')"
+    assert settings_of_authors.methods == ("gradcam", lime, "smoothgrad(squared=True)", path)
     assert settings_of_authors.require_correct
 
 

@@ -16,7 +16,7 @@ import heatproof as hp
 from heatproof.errors import HeatproofError, InputError
 from heatproof.models.layers import find_module
 from heatproof.report import figures
-from heatproof.studies.localise.images import AMBIGUOUS, LIVING, SUBTREES, class_groups, excluded
+from heatproof.studies.localise.images import AMBIGUOUS, GROUPS, class_groups, excluded
 from heatproof.studies.localise.protocol import _config, localise_study
 from heatproof.studies.localise.results import crossing, swept_methods
 from heatproof.studies.localise.settings import FlagThresholds, counts
@@ -63,9 +63,10 @@ def test_curves_cross_where_a_fine_search_finds_it() -> None:
 
 
 def test_imagenet_groups_hold_every_class_once() -> None:
-    for groups in (LIVING, {name: spans for name, spans in SUBTREES.items() if name != "dogs"}):
-        counted = sorted(k for spans in groups.values() for low, high in spans for k in range(low, high + 1))
-        assert counted == list(range(1000))
+    sides = ("living things", "not living")
+    for chosen in (sides, set(GROUPS["imagenet"]) - {"dogs", *sides}):
+        spans = [span for name in chosen for span in GROUPS["imagenet"][name]]
+        assert sorted(k for low, high in spans for k in range(low, high + 1)) == list(range(1000))
     by_group = class_groups("imagenet", NAMES)
     assert by_group["dogs"] < by_group["mammals"] < by_group["living things"]
     with pytest.raises(InputError, match="1,000 classes; this network has 3"):
@@ -124,10 +125,10 @@ def test_repeats_move_lime_and_not_gradcam(finished: Any) -> None:
 
 def test_lime_at_other_counts(finished: Any, place: Path) -> None:
     table = finished.book.tables["segments"]
-    assert [row[0] for row in table.rows] == ["9", "16"] and table.rows[0][1].n == 4
+    assert [row[0] for row in table.rows] == ["9 segments", "16 segments"] and table.rows[0][2].n == 4
     assert (place / "out" / "panels" / "segments-counts.png").exists()
     settings = settings_for(place, place / "x", segment_counts=(30,), methods=("gradcam",))
-    assert swept_methods(settings) == {30: "lime(segment_count=30)"}
+    assert swept_methods(settings) == {"30 segments": "lime(segment_count=30)"}
 
 
 def test_evidence_off_the_object_has_a_section(finished: Any) -> None:

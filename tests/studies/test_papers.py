@@ -164,9 +164,10 @@ SMALLEST: dict[str, Callable[[Path], list[str]]] = {
     f"{COSE} --paper": others.one_network,
     f"{COSE} --similarity pearson": others.by_pearson,
     OTHER: others.beside(lambda arguments, folder: heatproof(arguments, folder)),
-    f"{LOCALISE} --preprocess thesis --layer last_conv": others.as_the_thesis,
+    f"{LOCALISE} --target label --preprocess thesis --layer last_conv": others.as_the_thesis,
     "heatproof study localise --model MODEL --images IMAGENET --groups GROUPS.csv --exclude LIST --repeats 5 "
-    "--segment-counts 30,100,200": others.further,
+    "--segment-counts 30,100,200 --segmentations slic,quickshift,felzenszwalb --sample-counts 100,300,1000 "
+    "--cues CUES.csv": others.further,
 }
 
 # --- the tests -------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from conftest import counting
-from heatproof.cli.study_cose import cose_command
+from heatproof.cli.study import cose_command
 from heatproof.errors import HeatproofError
 from heatproof.explain.api import explain
 from heatproof.images import Preprocess

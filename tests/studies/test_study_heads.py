@@ -52,7 +52,7 @@ def test_every_command_that_names_a_network_takes_a_head(words: str) -> None:
     [
         "cscore -M net.py:sized -i pictures -c epochs/*.pt --head multilabel",
         "cscore -M net.py:sized -i pictures --head regression",
-        "cose -M net.py:tiny --images pictures --checkpoints epochs/*.pt --head multilabel",
+        "cose -M net.py:tiny --images pictures --checkpoints epochs/*.pt --head regression",
         "localise -M net.py:tiny --images boxes.csv --kind csv --head multilabel",
         "qr --head regression --width 2 --train 16 --test 8 --proxy 0",
     ],

@@ -49,7 +49,6 @@ MODULES = {  # of commands that share a module or have another name than it
     "list": "listing", "init": "run", "score": "audit", "evidence": "audit",
     **dict.fromkeys(("verdict", "report", "compare", "serve", "sql", "export", "gate", "verify"), "read"),
 }  # fmt: skip
-STUDIES = {"cose": "study_cose", **dict.fromkeys(("cscore", "qr", "localise", "contrast"), "study")}
 PROTOCOLS = {
     "cscore": "Are the maps of a class consistent over training?",
     "qr": "Do the maps mark the functional patterns of QR codes?",
@@ -184,7 +183,9 @@ def main(debug: bool) -> None:
     """
 
 
-@main.group("study", cls=LateGroup, sections={"Protocols": PROTOCOLS}, renamed=STUDIES)
+@main.group(
+    "study", cls=LateGroup, sections={"Protocols": PROTOCOLS}, renamed=dict.fromkeys(PROTOCOLS, "study")
+)
 def study_group() -> None:
     """Run one of the protocols end to end: data, maps, scores, tables, figures, conclusions.
 

@@ -1,4 +1,4 @@
-"""heatproof study cscore, qr, localise, contrast: protocols whose help is help.txt beside their settings."""
+"""heatproof study cscore, cose, qr, localise, contrast; help.txt beside the settings is the help."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any
 
 import click
 
-from heatproof.cli._console import PATH, broken_table, console, errors, new_table, steps
+from heatproof.cli._console import PATH, broken_table, console, errors, new_table, say, steps
 from heatproof.cli._study import StudyCommand, finish_study, study_help, terminal_table
 from heatproof.cli.contrast import run_contrast
 from heatproof.errors import InputError
 from heatproof.run.progress import Progress
 from heatproof.studies.contrast.settings import ContrastSettings
+from heatproof.studies.cose.settings import CoseSettings
 from heatproof.studies.cscore.settings import CscoreSettings
 from heatproof.studies.localise.settings import LocaliseSettings
 from heatproof.studies.qr.settings import FULL, QrSettings
@@ -39,6 +40,21 @@ def contrast_command(ctx: click.Context, given: dict[str, Any]) -> None:
       heatproof study contrast --model net.py:make --images pictures --strength 1,0.5
     """
     run_contrast(ctx, given)
+
+
+@click.command("cose", cls=StudyCommand, settings=CoseSettings, help=study_help("cose"))
+@click.pass_context
+def cose_command(ctx: click.Context, given: dict[str, Any]) -> None:
+    """Consistency and sensitivity of maps."""
+    from heatproof.studies.cose import cose_study
+
+    result = cose_study(CoseSettings(**given), Progress(console))
+    console.print(terminal_table(result.book.tables["cose"]))
+    scores = result.results.scores.values()
+    for reason in dict.fromkeys(score.reason for score in scores if score.reason):
+        say(f"not defined: {reason}")
+    broken = [{"image": f.id, "reason": f.reason} for f in result.failed]
+    finish_study(ctx, result.page, result.failed or result.skipped, broken=broken)
 
 
 @click.command("localise", cls=StudyCommand, settings=LocaliseSettings, help=study_help("localise"))

@@ -4,11 +4,11 @@ Blurring a row of n pixels is a product with an n x n matrix K, K_ij = g(i - j),
 back. g(d) = exp(-d^2 / (2 sigma^2)) for |d| <= floor(4 sigma + 1/2), scaled to sum to 1: the kernel of
 scipy.ndimage.gaussian_filter with its default truncation. The matrices are made in float64.
 
-Segmentation (achanta2012slic; vedaldi2008quickshift; both from scikit-image, on the CPU) reads the image, not
-the model's input: inputs go back to 8 bits through the model's own preprocessing, or are scaled to their own
-range if that has another number of channels. It takes longer than a pass, and an audit needs the same images
-repeatedly. So the last results are cached by the content of the image, and a run starts with the next images
-while the network is busy.
+Segmentation (achanta2012slic; vedaldi2008quickshift; felzenszwalb2004graph; by scikit-image on the CPU) reads
+the image, not the model's input: inputs go back to 8 bits through the model's own preprocessing, or are
+scaled to their own range if that has another number of channels. It takes longer than a pass, and an audit
+needs the same images repeatedly. So the last results are cached by the content of the image, and a run starts
+with the next images while the network is busy.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ from heatproof.show import eight_bit
 from heatproof.timeline import span
 from heatproof.types import Trace, per_map, size_of, spatial_dims
 
-QUICKSHIFT = {"kernel_size": 4, "max_dist": 200, "ratio": 0.2}
+QUICKSHIFT = {"kernel_size": 4, "max_dist": 200, "ratio": 0.2}  # of the lime package
+FELZENSZWALB = {"scale": 100, "sigma": 0.5, "min_size": 50}  # of scikit-image's comparison of the three
+SEGMENTATIONS = ("slic", "quickshift", "felzenszwalb")
 CACHED_PIXELS = 2**24  # 334 images of 224x224, 64 MB
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -220,14 +222,15 @@ def segments_of(
 ) -> Tensor:
     """Segment numbers "b H W" of model-ready images, from 0 without gaps in every image.
 
-    kind: "slic" with about `count` segments, or "quickshift" (4, 200, .2), whose ties follow the seed.
+    kind: "slic" with about `count` segments, "quickshift" (4, 200, .2), whose ties follow the seed, or
+    "felzenszwalb" (100, .5, 50).
     """
-    if kind not in ("slic", "quickshift"):
-        raise InputError(f"segments must be 'slic' or 'quickshift', got {kind!r}")
+    if kind not in SEGMENTATIONS:
+        raise InputError(f"unknown segments {kind!r}; {did_you_mean(kind, SEGMENTATIONS)}")
     if count < 1 or compactness <= 0:
         raise InputError(f"slic needs count >= 1 and compactness > 0, got {count} and {compactness}")
-    if kind == "quickshift" and images.ndim > 4:
-        raise InputError("quickshift cuts images, not volumes; use segments='slic'")
+    if kind != "slic" and images.ndim > 4:
+        raise InputError(f"{kind} cuts images, not volumes; use segments='slic'")
 
     def cut() -> Tensor:
         futures = _begin(model, images, kind, count, compactness, seed)
@@ -262,7 +265,7 @@ class _SegmentCache:
         image = np.ascontiguousarray(image)
         kind, seed = options[0], options[-1]
         key = (
-            *((kind, seed) if kind == "quickshift" else options[:-1]),
+            *{"slic": options[:-1], "quickshift": (kind, seed)}.get(kind, (kind,)),
             image.shape,
             hashlib.blake2b(image.data).digest(),
         )
@@ -285,13 +288,15 @@ if hasattr(os, "register_at_fork"):  # the parent's threads, and their futures, 
 
 
 def _cut(image: np.ndarray, kind: str, count: int, compactness: float, seed: int) -> np.ndarray:
-    from skimage.segmentation import quickshift, slic
+    from skimage.segmentation import felzenszwalb, quickshift, slic
 
     if image.shape[-1] == 1:
         image = image.repeat(3, axis=-1)
     with span("superpixels"):
         if kind == "slic":
             labels = slic(image, n_segments=count, compactness=compactness, start_label=0, channel_axis=-1)
+        elif kind == "felzenszwalb":
+            labels = felzenszwalb(image, **FELZENSZWALB, channel_axis=-1)
         else:
             in_colour = image.shape[-1] == 3
             labels = quickshift(image, **QUICKSHIFT, rng=seed, convert2lab=in_colour, channel_axis=-1)

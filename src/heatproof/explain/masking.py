@@ -31,6 +31,7 @@ from heatproof.explain.baselines import (
     paint,
     segment_means,
     segments_of,
+    top_segments,
     variant_scores,
 )
 from heatproof.explain.gradients import working_images
@@ -291,16 +292,19 @@ def _windows(length: int, window: float, stride: float) -> Tensor:
 @method("lime")
 def lime(
     trace: Trace, *, samples: int | str = 1000, segments: str = "slic", segment_count: int = 100,
-    compactness: float = 10.0, form: str = "designed", bound: float = BOUND,
+    compactness: float = 10.0, form: str = "designed", bound: float = BOUND, fill: str = "mean", top: int = 0,
 ) -> Estimate:  # fmt: skip
     """Segments weighted by a linear model of the class's probability.
 
     argmin_b sum_z w(z) (p(c | z) - b_0 - b z)^2 + |b|^2, painted on the segments, sign included. A sample z
-    keeps the segments that are on and fills the others with their mean colour; the first has all on.
+    keeps the segments that are on and fills the others; the first has all on.
     w(z) = sqrt(exp(-d^2 / .25^2)), d the cosine distance of z to the row with everything on.
     samples: how many, or "auto": until the strongest fifth of the map is known to `bound` of its height,
     1,000 at most. They follow the seed.
-    segments: "slic", or "quickshift" (4, 200, .2) as the lime package and COSE use.
+    segments: "slic", "quickshift" (4, 200, .2) as in the lime package and COSE, "felzenszwalb" (100, .5, 50).
+    fill: "mean", the mean colour of each segment; "zero" (in normalised space), "black", "blur" or "noise".
+    top: return the signs, 1 and -1, of this many segments with the largest |weight| and 0 elsewhere, as the
+    mask of the lime package; 0 returns all weights.
     form: how samples are drawn; all have the same limit, docs/results/passes.md compares them:
 
         published   each segment on with probability 1/2, as the lime package draws them
@@ -323,12 +327,15 @@ def lime(
         return sample_rows(cut.flatten(1).amax(1).tolist(), *options).to(cut.device, non_blocking=True)
 
     rows = _last_rows(cut, options, draw)
-    spots = cut.flatten(1)[:, None].expand(-1, images.shape[1], -1)
-    fill = segment_means(images, cut).gather(2, spots).view_as(images)
+    if fill == "mean":
+        spots = cut.flatten(1)[:, None].expand(-1, images.shape[1], -1)
+        off = segment_means(images, cut).gather(2, spots).view_as(images)
+    else:
+        off = baseline_images(trace.model, images, fill, trace.seed, STARTS)
 
     def ask(left: Tensor, start: int, stop: int) -> Tensor:
         def switched(which: Tensor, sample: Tensor) -> Tensor:
-            return mixed(rows[which, start + sample], images, fill, which, cut)
+            return mixed(rows[which, start + sample], images, off, which, cut)
 
         return variant_scores(trace, left, stop - start, switched)
 
@@ -338,7 +345,10 @@ def lime(
         coefficients, errors = ridge(drawn, scores, proximity(drawn), paired=form != "published")
         return paint(coefficients, cut[left]).float(), paint(errors, cut[left]).float()
 
-    return in_rounds(len(images), rounds, ask, fit, bound)
+    estimate = in_rounds(len(images), rounds, ask, fit, bound)
+    if not top:
+        return estimate
+    return estimate._replace(values=top_segments(estimate.values, cut, top, signed=True).float())
 
 
 _last_rows = LastBatch()
@@ -427,7 +437,7 @@ def kernel_shap(
     (musco2025leverage): sizes evenly, then a set of that size with its complement; drawn so, a sample weighs
     1 / (|S| (n - |S|)). They follow the seed.
     baseline: what a segment shows that is off: "zero" (in normalised space), "black", "blur" or "noise".
-    segments: "slic", or "quickshift" (4, 200, .2).
+    segments: "slic", "quickshift" (4, 200, .2) or "felzenszwalb" (100, .5, 50).
 
     Deviations: sets are drawn with replacement, sizes evenly spread instead of at random.
     """

@@ -5,7 +5,7 @@ from .agreement import (
     metric_agreement,
     rank_correlation,
 )
-from .blobs import dispersion
+from .blobs import centre_bias, dispersion
 from .classifier import accuracy, auc, recall
 from .cscores import cscore, cscore_by_class, global_cscore, gold_list, soft_iou
 from .faithfulness import deletion, insertion, insertion_deletion
@@ -71,6 +71,7 @@ __all__ = [
     "bl",
     "bl_slope",
     "box_iou",
+    "centre_bias",
     "consistency",
     "cose",
     "cose_map",

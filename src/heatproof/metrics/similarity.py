@@ -14,8 +14,8 @@ Deviations: COSE prints eq. 2 and says it lies in [0, 1]; the windowed form is t
 be negative. Two constant maps have R = 0: NaN in "local5".
 
 How: with s = x + y and d = x - y, four window sums (of s, d, s^2, d^2) give all five moments, in float64,
-since float32 loses the variance of flat windows next to C2. On the CPU NumPy works in threads, each with its
-own maps and buffers: torch would start and join its threads some forty times per map.
+since float32 loses the variance of flat windows next to C2. On the CPU NumPy works in threads, a map at a
+time: torch would start and join its threads some forty times per map.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ REASONS = (
     "the mask leaves no pixel to compare",
     "one of the maps is constant, and nothing correlates with that",
 )
-STRIP = 50_000  # pixels of a strip, of which a thread keeps twelve lines of float64
 
 
 @metric(
@@ -162,102 +161,47 @@ def _local5(pair: _Pair) -> Tensor:
         scores, reaches = np.empty(len(x)), reach.tolist()
 
         def work(rows: range) -> None:
-            strips = _Strips(*x.shape[1:])
             for i in rows:
-                seen = None if inner is None else inner[i].numpy()
-                scores[i] = strips.score(x[i].numpy(), y[i].numpy(), reaches[i], seen)
+                first, second = x[i].numpy().astype(np.float64), y[i].numpy()
+                similar = _similarity(first, second, reaches[i])
+                own = similar if inner is None else similar[inner[i].numpy()]
+                scores[i] = own.mean() if own.size else 0.0
 
         in_threads(len(x), work)
         return torch.from_numpy(scores)
     parts = []
     for part in chunks(x, (x.shape[1], x.shape[2])):
-        first, second = x[part].double(), y[part].double()
-        total, gap = first + second, first - second
-        sums = [_window_sums(field) for field in (total, gap, total * total, gap * gap)]
-        spare = torch.empty_like(sums[0]), torch.empty_like(sums[0])
-        similar = _similarity(sums, reach[part, None, None], spare, torch.add)
-        if inner is None:
-            parts.append(similar.mean((-2, -1)))
-        else:  # an empty mask would divide 0 by 0; the caller has marked it as undefined
-            own = inner[part]
-            parts.append((similar * own).sum((-2, -1)) / own.sum((-2, -1)).clip(1))
+        similar = _similarity(x[part].double(), y[part].double(), reach[part, None, None])
+        # An empty mask would divide 0 by 0; the caller has marked it as undefined.
+        own = torch.ones_like(similar) if inner is None else inner[part]
+        parts.append((similar * own).sum((-2, -1)) / own.sum((-2, -1)).clip(1))
     return torch.cat(parts) if parts else reach
 
 
-class _Strips:
-    """SSIM of one map after another, a strip of rows at a time, in buffers that are reused.
+def _similarity(first: Any, second: Any, reach: Any) -> Any:
+    """SSIM of each window of "... h w" float64, arrays or tensors.
 
-    A strip is stored flat, so that a neighbour below is `width` steps away. Windows that would cross the end
-    of a row are computed and ignored.
+    Terms are scaled by 2 * 25^2 (means) or 2 * 25 * 24 (sample covariances).
     """
-
-    def __init__(self, height: int, width: int) -> None:
-        self.rows, self.width = height - SIDE + 1, width
-        strips = -(-self.rows * width // STRIP)
-        self.step = -(-self.rows // strips)
-        self.buffers = np.empty((3, 4, (self.step + SIDE - 1) * width))
-
-    def score(self, x: np.ndarray, y: np.ndarray, reach: float, weight: np.ndarray | None) -> float:
-        total, count = 0.0, 0.0
-        for top in range(0, self.rows, self.step):
-            bottom = min(top + self.step, self.rows)
-            lines = slice(top, bottom + SIDE - 1)
-            similar = self._strip(x[lines].reshape(-1), y[lines].reshape(-1), reach)
-            if weight is not None:
-                similar = similar[weight[top:bottom]]
-            total, count = total + similar.sum(), count + similar.size
-        return total / max(count, 1)
-
-    def _strip(self, x: np.ndarray, y: np.ndarray, reach: float) -> np.ndarray:
-        """Array "rows columns" of windows, in a buffer that the next call overwrites."""
-        n, w = len(x), self.width
-        inside, count = n - 4 * w, n - 4 * w - 4
-        fields, pairs, sums = (buffer[:, :n] for buffer in self.buffers)
-        np.add(x, y, out=fields[0], dtype=np.float64)
-        np.subtract(x, y, out=fields[1], dtype=np.float64)
-        np.multiply(fields[:2], fields[:2], out=fields[2:])
-        # Five rows, then five columns: two pairs and the fifth.
-        np.add(fields[:, :-w], fields[:, w:], out=pairs[:, : n - w])
-        rows = np.add(pairs[:, :inside], pairs[:, 2 * w : 2 * w + inside], out=sums[:, :inside])
-        rows += fields[:, 4 * w :]
-        np.add(rows[:, :-1], rows[:, 1:], out=pairs[:, : inside - 1])
-        windows = np.add(pairs[:, :count], pairs[:, 2 : 2 + count], out=fields[:, :count])
-        windows += rows[:, 4:]
-        _similarity(windows, reach, pairs[:2, :count], np.add)
-        return fields[0, :inside].reshape(-1, w)[:, : w - SIDE + 1]
-
-
-def _similarity(sums: Any, reach: Any, spare: Any, add: Any) -> Any:
-    """SSIM of each window from its sums of s, d, s^2 and d^2, float64, arrays or tensors; all in place.
-
-    spare: two more buffers. Terms are scaled by 2 * 25^2 (means) or 2 * 25 * 24 (sample covariances).
-    """
-    a, b, p, q = sums
+    total, gap = first + second, first - second
+    a, b, p, q = (_window_sums(field) for field in (total, gap, total * total, gap * gap))
     for mean, square in ((a, p), (b, q)):
         mean *= mean
         square *= WINDOW
         square -= mean
     p += 2 * WINDOW * (WINDOW - 1) * (K2 * reach) ** 2
     a += 2 * WINDOW**2 * (K1 * reach) ** 2
-    spread, size = spare
-    add(p, q, out=spread)
-    add(a, b, out=size)
-    spread *= size
-    p -= q
-    a -= b
-    a *= p
-    a /= spread
-    return a
+    return (a - b) * (p - q) / ((p + q) * (a + b))
 
 
-def _window_sums(x: Tensor) -> Tensor:
+def _window_sums(x: Any) -> Any:
     """Sums over the 5x5 windows that lie inside, "... h w" -> "... h-4 w-4": two pairs and the fifth."""
-    pairs = x[..., :-1] + x[..., 1:]
-    rows = pairs[..., :-3] + pairs[..., 2:-1]
-    rows += x[..., 4:]
-    pairs = rows[..., :-1, :] + rows[..., 1:, :]
-    sums = pairs[..., :-3, :] + pairs[..., 2:-1, :]
-    sums += rows[..., 4:, :]
+    pairs = x[..., :-1, :] + x[..., 1:, :]
+    rows = pairs[..., :-3, :] + pairs[..., 2:-1, :]
+    rows += x[..., 4:, :]
+    pairs = rows[..., :-1] + rows[..., 1:]
+    sums = pairs[..., :-3] + pairs[..., 2:-1]
+    sums += rows[..., 4:]
     return sums
 
 

@@ -15,7 +15,8 @@ number of model variants behind it (see `overall`).
 
 Maps are compared at the image's size in [0, 1]. Attributions with signs (gradient, SmoothGrad, IG, ...) go
 through COSE's own scaling (`cose_map`: the sum of |.| over channels, clipped at its 99th percentile); all
-others are normalised as everywhere, so LIME's negative weights are clipped, as its card says.
+others are normalised as everywhere, so LIME's negative weights are clipped, as its card says. Maps of signs
+alone, -1, 0 and 1 (lime(top=10)), are compared unchanged, as the authors do.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from scipy.stats import pearsonr
 from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.metrics.agreement import Correlation, correlate
+from heatproof.metrics.agreement import Correlation, average_ranks, correlate
 from heatproof.metrics.kit import as_tensor, raw_maps
 from heatproof.metrics.results import NAN, PerClass
 from heatproof.metrics.similarity import REACH, REASONS, ssim
 from heatproof.metrics.stats import as_numbers, percentile_interval, same_length
 from heatproof.models.running import at_least_float
 from heatproof.registry import metric
-from heatproof.types import ArrayLike, Maps, upsample
+from heatproof.types import ArrayLike, Maps, normalise, per_map, upsample
 
 AT_ONCE = 64  # maps at the image's size in memory
 
@@ -77,7 +78,7 @@ def cose(
     defined = ~np.isnan(alike), ~np.isnan(distance)
     counts = int(defined[0].sum()), int(defined[1].sum())
     halves = [float(v[d].mean()) if d.any() else NAN for v, d in zip((alike, distance), defined, strict=True)]
-    sums, sizes = _by_image(alike, distance, same_images, changed_images)
+    sums, sizes = by_image(alike, distance, same_images, changed_images)
     rng = np.random.default_rng(seed)
     means = np.stack([_resampled(sums, sizes, rng, joint=same_images is not None) for _ in range(resamples)])
     undefined = len(alike) + len(distance) - sum(counts)
@@ -259,10 +260,13 @@ def _reason(n_same: int, n_changed: int, undefined: int) -> str:
     return f"no pair with {' and none with '.join(kinds)} prediction{tail}"
 
 
-def _by_image(
-    alike: np.ndarray, distance: np.ndarray, same_images: Any, changed_images: Any
+def by_image(
+    alike: np.ndarray, distance: np.ndarray, same_images: Any, changed_images: Any, images: Any = ()
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Sum and number of each image's defined values, for both sides; without names a pair is an image."""
+    """Sum and number of each image's defined values, for both sides; without names a pair is an image.
+
+    images: the order of the images, if not that of their first appearance.
+    """
     if (same_images is None) != (changed_images is None):
         raise InputError("name the images of both sets or of neither: same_images and changed_images")
     if same_images is None:
@@ -270,7 +274,7 @@ def _by_image(
         return sums, [np.ones(len(side)) for side in sums]
     same_length(same=alike, same_images=same_images)
     same_length(changed=distance, changed_images=changed_images)
-    index = {name: i for i, name in enumerate(dict.fromkeys([*same_images, *changed_images]))}
+    index = {name: i for i, name in enumerate(dict.fromkeys([*images, *same_images, *changed_images]))}
     sums, sizes = [], []
     for side, names in ((alike, same_images), (distance, changed_images)):
         defined = ~np.isnan(side)
@@ -302,10 +306,12 @@ class Pairs(NamedTuple):
 
 
 def comparable(maps: Maps) -> Tensor:
-    """Tensor "b H W" in [0, 1], as COSE compares maps."""
-    if maps.signed_values is None:
-        return maps.upsample()
-    return cose_map(upsample(raw_maps(maps), maps.image_size))
+    """Tensor "b H W" in [0, 1], or of signs, as COSE compares maps."""
+    if maps.signed_values is not None:
+        return cose_map(upsample(raw_maps(maps), maps.image_size))
+    values = upsample(maps.values, maps.image_size)
+    signs = (values == values.sign()).flatten(1).all(1) & (values < 0).flatten(1).any(1)
+    return torch.where(per_map(signs, values), values, normalise(values))
 
 
 def alike(
@@ -313,10 +319,11 @@ def alike(
 ) -> tuple[Tensor, Tensor]:
     """SSIM of maps "n H W" and, if NaN, the index of its reason in REASONS; on the maps' device.
 
-    similarity: "local5" (the authors' code), "eq2" (the paper) or "pearson" (its supplement).
+    similarity: "local5" (the authors' code), "eq2" (the paper), "pearson" (its supplement) or "spearman".
     """
-    if similarity == "pearson":
-        value, constant = _pearson(first, second, mask), 3
+    if similarity in ("pearson", "spearman"):
+        rank = similarity == "spearman"
+        value, constant = _pearson(first, second, mask, rank), 3
     else:
         value, constant = ssim(first, second, mode=similarity, mask=mask), 1
     unseen = torch.zeros_like(value, dtype=torch.bool)
@@ -326,13 +333,19 @@ def alike(
     return value, torch.where(value.isnan(), torch.where(unseen, 2, constant), 0)
 
 
-def _pearson(first: Tensor, second: Tensor, mask: Tensor | None) -> Tensor:
-    """Over the pixels of each pair that count, in float64; NaN where one of the maps is constant there."""
+def _pearson(first: Tensor, second: Tensor, mask: Tensor | None, rank: bool = False) -> Tensor:
+    """Over the pixels of each pair that count, in float64; NaN where one of the maps is constant there.
+
+    rank: of the ranks of the values, ties with their mean, which is Spearman's rho.
+    """
     shape = torch.broadcast_shapes(first.shape, second.shape)
     counted = torch.ones(shape, dtype=torch.bool, device=first.device) if mask is None else mask
     n = counted.flatten(1).sum(1).double()
     deviations = []
     for maps in (first, second):
+        if rank:  # pixels that do not count rank last, so that the ranks of the others do not change
+            last = maps.expand(shape).masked_fill(~counted, inf).flatten(1)
+            maps = average_ranks(last).view(shape)
         pixels = maps.double().expand(shape).masked_fill(~counted, 0).flatten(1)
         apart = (pixels - (pixels.sum(1) / n)[:, None]).masked_fill(~counted.flatten(1), 0)
         high, low = (maps.expand(shape).masked_fill(~counted, end).flatten(1) for end in (-inf, inf))

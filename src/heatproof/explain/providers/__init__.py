@@ -3,6 +3,7 @@
     captum:IntegratedGradients(n_steps=20)    a class of captum.attr
     grad-cam:GradCAMPlusPlus                  a class of pytorch_grad_cam
     zennit:EpsilonPlus                        a composite or an attributor of zennit
+    lime:LimeImageExplainer(num_samples=200)  the weights of segments by lime
     mine.py:saliency                          a function (model, images, targets) -> maps in a file
     files:maps/{id}.npy                       maps that are stored already
 
@@ -43,7 +44,7 @@ from heatproof.errors import (
     need,
 )
 from heatproof.explain import CARDS, read_card
-from heatproof.explain.baselines import STARTS, baseline_images, segments_of
+from heatproof.explain.baselines import STARTS, baseline_images, pictures_of, segments_of
 from heatproof.explain.gradients import over_channels
 from heatproof.explain.providers import files
 from heatproof.models.checkpoints import first_line
@@ -298,6 +299,28 @@ def grad_cam_maps(
     return torch.from_numpy(np.asarray(maps, dtype=np.float32)).to(trace.images.device)
 
 
+def lime_maps(
+    entry: PackageMethod, trace: Trace, options: dict[str, Any], network: LogitsModule, images: Tensor
+) -> Tensor:
+    """Weights of the segments by lime, which sees images in [0, 1]; samples and segments follow the seed."""
+    model, kind, maps = trace.model, entry.kind, []
+
+    @torch.no_grad()
+    def predict(pictures: np.ndarray) -> np.ndarray:
+        inputs = model.preprocess.normalise(torch.from_numpy(pictures).movedim(-1, 1).to(images))
+        return np.asarray(model.probabilities(model.forward(inputs)).double().cpu().numpy())
+
+    pictures = pictures_of(model, images.detach()).movedim(1, -1).double().cpu().numpy()
+    options = {"random_state": trace.seed, "random_seed": trace.seed} | options | {"top_labels": None}
+    for picture, target in zip(pictures, trace.targets.tolist(), strict=True):
+        explainer = kind(**accepted(kind.__init__, options))
+        given = accepted(kind.explain_instance, options | {"labels": (target,)})
+        explained = explainer.explain_instance(picture, predict, **given)
+        numbers, weights = zip(*sorted(explained.local_exp[target]), strict=True)
+        maps.append(np.array(weights)[np.searchsorted(numbers, explained.segments)])
+    return torch.from_numpy(np.stack(maps)).to(images)
+
+
 def zennit_maps(
     entry: PackageMethod, trace: Trace, options: dict[str, Any], network: nn.Module, images: Tensor
 ) -> Tensor | Signed:
@@ -333,7 +356,7 @@ def zennit_maps(
     return over_places(entry, attributor(images, one_hot)[1])
 
 
-MAPS = {"captum": captum_maps, "grad-cam": grad_cam_maps, "zennit": zennit_maps}
+MAPS = {"captum": captum_maps, "grad-cam": grad_cam_maps, "lime": lime_maps, "zennit": zennit_maps}
 PROVIDERS = {
     prefix: Provider(
         prefix, package["modules"][0].partition(".")[0], partial(_package_method, prefix),

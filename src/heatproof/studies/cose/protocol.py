@@ -3,7 +3,9 @@
     inputs   each image under the final model, and its 48 transformed versions (images/transforms.py)
     models   each image under the untrained network and every training checkpoint, against the final model
 
-Every input is explained for the class that its model predicts on it. daroya2023cose.
+Every input is explained for the class that its model predicts on it. Of a multi-label network, each label
+that the final model predicts on an image is explained on all versions of it, under the id IMAGE#LABEL; a pair
+keeps its prediction where the label is predicted again. daroya2023cose.
 
 Rows (one per image, method and pair; `value` is the SSIM):
 
@@ -15,12 +17,12 @@ Rows (one per image, method and pair; `value` is the SSIM):
     degenerate                    each              (value 1: the map is empty)
     cose                          the final one     (an image that cannot be used; NaN with the reason)
 
-Consistency is `avg(value)` over 'cose_same%', sensitivity `avg(1 - value)` over 'cose_changed%'. The final
+Consistency is `avg(value)` over 'cose_same%' without those of checkpoints (eq. 4), or with them (pooled);
+sensitivity is `avg(1 - value)` over 'cose_changed%'. The final
 model's maps are stored, so that another checkpoint costs only its own passes. A unit is one checkpoint, a few
 images and the methods that were requested together.
 
-Deviations: consistency and sensitivity both pool inputs and models; the paper's eq. 4 leaves models out of
-consistency, which has a column of its own. The stored maps have half precision, so an SSIM against a
+Deviations: the stored maps have half precision, so an SSIM against a
 checkpoint may be off by 1e-4. `require_correct` uses only images that the final model gets right, as the
 authors' code does. Originals are explained with the study's seed and their variants with the next one, so
 that the noise of a random method counts against it; `same_seed` repeats the numbers (the authors do so for
@@ -39,15 +41,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from heatproof.disk import valid_unicode
 from heatproof.errors import InputError, ModelError, UnknownNameError
-from heatproof.explain.api import explain, read_methods
+from heatproof.explain.api import read_methods
 from heatproof.images import Failure, batches
+from heatproof.images.findings import entry_id, finding_name
+from heatproof.images.loader import entries
 from heatproof.images.transforms import TRANSFORMS, Drawn, draw
 from heatproof.metrics.similarity import REASONS
 from heatproof.metrics.stability import alike, checkpoint_pairs, comparable
 from heatproof.models import Model
+from heatproof.models.heads import Multilabel
 from heatproof.models.load import best_device
-from heatproof.models.queue import Queue
+from heatproof.models.queue import Queue, all_logits
 from heatproof.registry import call_text, explainers, parse_call
 from heatproof.run.checks import check_classes
 from heatproof.run.config import study_from
@@ -58,8 +64,15 @@ from heatproof.run.score import RowMaker, labels_of
 from heatproof.run.study import LIBRARIES_WITHOUT_WEIGHTS, ResolvedStudy, weights_hash
 from heatproof.show import eight_bit
 from heatproof.store import Manifest, RunFolder
-from heatproof.studies.common import need_one_class, run_config, some
-from heatproof.studies.cose.results import CoseResults, read_pairs, write_results
+from heatproof.studies.common import Outcome, run_config, some
+from heatproof.studies.cose.results import (
+    CNN,
+    TRANSFORMER,
+    CoseResults,
+    maps_of,
+    read_pairs,
+    write_results,
+)
 from heatproof.studies.cose.settings import CoseSettings
 from heatproof.train.loop import trained_with_transforms
 from heatproof.types import Batch, Maps, Score, Unit
@@ -69,18 +82,18 @@ FREE = (
     "images.path", "model.checkpoints", "batch_size", "name", "dataset", "pretraining", "trained_with",
 )  # fmt: skip
 FAILED = "select distinct image, reason from scores where metric = 'cose' order by image"
-AUTHORS: dict[str, dict[str, Any]] = {
-    "lime": {"segments": "quickshift", "form": "published", "samples": 1000},
+AUTHORS: dict[str, dict[str, Any]] = {  # options in the authors' code
+    "lime": {"segments": "quickshift", "form": "published", "samples": 1000, "fill": "zero", "top": 10},
     "smoothgrad": {"squared": True},
+    "integrated-gradients": {"steps": 25, "baseline": "zero", "rule": "trapezoid"},
 }
 
 
 @dataclass(frozen=True)
-class CoseResult:
+class CoseResult(Outcome):
     """The scores of a study and its files."""
 
     folder: RunFolder
-    page: Path
     results: CoseResults
     failed: tuple[Failure, ...]  # images that could not be used
     skipped: Mapping[str, str]  # checkpoints that did not load, and why
@@ -91,14 +104,15 @@ def cose_study(settings: CoseSettings, progress: Progress | None = None) -> Cose
     progress = progress or Progress(quiet=True)
     settings = as_the_authors(settings) if settings.paper else settings
     settings = replace(settings, transforms=settings.transforms or tuple(TRANSFORMS))
-    others = [read_pairs(RunFolder.open(path)) for path in settings.beside]
+    others = [read_pairs(RunFolder.open(path), settings.require_correct) for path in settings.beside]
     opened = _open(settings)
     hashes, skipped = _usable(opened)
     for name, why in skipped.items():
         progress.say(f"checkpoint {name!r} is left out: {why}")
     final = _final(settings, hashes)
-    need_one_class(opened.model(final), "COSE")
     check_classes(opened, opened.model(final))
+    if not opened.is_multilabel:
+        opened.model(final).head.need_one_class("COSE")
     folder = RunFolder.resume(settings.out, _manifest(settings, opened, hashes, final), free=FREE)
     worker = CoseWorker(settings, opened, folder, final, progress)
     order = [final, *(c for c in hashes if c != final)]  # the others are compared with the final model's maps
@@ -108,8 +122,8 @@ def cose_study(settings: CoseSettings, progress: Progress | None = None) -> Cose
     failed = tuple(Failure(row["image"], row["reason"]) for row in folder.scores().sql(FAILED))
     if results.images == 0:
         raise InputError(f"no image could be used: {failed[0].id}: {failed[0].reason}")
-    page = write_results(settings, opened, results, others, failed, skipped)
-    return CoseResult(folder, page, results, failed, skipped)
+    book = write_results(settings, opened, results, others, failed, skipped)
+    return CoseResult(book, folder, results, failed, skipped)
 
 
 @dataclass(frozen=True)
@@ -132,7 +146,8 @@ class CoseWorker:
 
     @property
     def passes(self) -> dict[str, Any]:
-        return some(self.settings, "layer", "batch_size") | {"progress": self.progress.inputs}
+        more = {"progress": self.progress.inputs, "of_probability": self.settings.paper}
+        return some(self.settings, "layer", "batch_size") | more
 
     def groups(self, checkpoint: str) -> Iterator[UnitGroup]:
         metrics = ("cose", f"draws={self.settings.draws}", f"final={self.final}")
@@ -154,24 +169,35 @@ class CoseWorker:
             if batch.ids:
                 images = eight_bit(model.preprocess.restore(batch.images.to(model.device)))
                 seed = self.settings.seed + (not is_final and not self.settings.same_seed)
-                inputs = model.preprocess.from_bytes(images)
-                maps = explain(model, inputs, unit.methods, seed=seed, ids=batch.ids, **self.passes)
+                logits = all_logits(model, model.preprocess.from_bytes(images))
                 if unit.methods == self.method_groups[0]:
-                    rows += self.correct_rows(row, batch, maps[unit.methods[0]].explained.tolist())
+                    rows += correct_rows(model, row, batch, logits)
+                targets = None
+                if isinstance(model.head, Multilabel):
+                    labels = self.final_labels(batch, model.head.positive(logits), unit)
+                    batch, targets = entries(batch, labels, self.opened.source.classes)
+                    which = labels.nonzero()[:, 0].to(model.device)
+                    images, logits, targets = images[which], logits[which], targets.to(model.device)
+            if batch.ids:
+                inputs = model.preprocess.from_bytes(images)
+                maps = maps_of(model, inputs, unit.methods, targets, seed=seed, ids=batch.ids, **self.passes)
                 for method, of in maps.items():
                     empty = zip(batch.ids, of.degenerate.tolist(), strict=True)
                     rows += [row(name, None, None, method, "degenerate", float(is_)) for name, is_ in empty]
                 if is_final:
                     rows += self.input_rows(model, images, row, batch, maps)
                 else:
-                    rows += self.model_rows(row, batch, maps)
+                    rows += self.model_rows(row, batch, maps, stays(model, logits, targets))
             yield unit, rows, maps if is_final else {}
 
-    def correct_rows(self, row: Any, batch: Batch, predicted: Sequence[int]) -> Iterator[Score]:
-        for image, label, guess in zip(batch.ids, labels_of(batch), predicted, strict=True):
-            value = math.nan if label is None else float(label == guess)
-            reason = "the images have no labels" if label is None else ""
-            yield row(image, label, guess, "", "correct", value, reason)
+    def final_labels(self, batch: Batch, predicted: Tensor, unit: Unit) -> Tensor:
+        """Bools "b k" on the CPU: labels that the final model predicts. predicted: by this checkpoint."""
+        if unit.checkpoint == self.final:
+            return predicted.cpu()
+        known = set(self.folder.maps().ids(self.final, unit.methods[0]))
+        names = [finding_name(self.opened.source.classes, k) for k in range(predicted.shape[1])]
+        ids = map(valid_unicode, batch.ids)
+        return torch.tensor([[entry_id(image, name) in known for name in names] for image in ids])
 
     def input_rows(
         self, model: Model, images: Tensor, row: Any, batch: Batch, maps: Mapping[str, Maps]
@@ -182,23 +208,24 @@ class CoseWorker:
         pairs = input_pairs(
             model, images, maps, drawn, **some(given, "seed", "same_seed", "similarity"), **self.passes
         )
-        classes = pairs.predicted.tolist()
-        for method, of in maps.items():
-            values, whys, before = (
-                column.tolist() for column in (pairs.ssim[method], pairs.why[method], of.explained)
-            )
+        classes, same = pairs.predicted.tolist(), pairs.same.tolist()
+        for method in maps:
+            values, whys = pairs.ssim[method].tolist(), pairs.why[method].tolist()
             for i, image in enumerate(batch.ids):
                 for v, name in enumerate(drawn.names):
-                    what = f"{_kind(classes[i][v] == before[i])}({name},{drawn.magnitudes[i, v]:+.4g})"
+                    what = f"{_kind(same[i][v])}({name},{drawn.magnitudes[i, v]:+.4g})"
                     reason = REASONS[whys[i][v]]
                     yield row(image, labels[i], classes[i][v], method, what, values[i][v], reason)
 
-    def model_rows(self, row: Any, batch: Batch, maps: Mapping[str, Maps]) -> Iterator[Score]:
+    def model_rows(
+        self, row: Any, batch: Batch, maps: Mapping[str, Maps], label_stays: Tensor | None
+    ) -> Iterator[Score]:
         """Compare an earlier checkpoint's maps with the final model's stored ones."""
         for method, of in maps.items():
             final = self.folder.maps().read(self.final, method, batch.ids).to(of.values.device)
             pairs = checkpoint_pairs(of, final, self.settings.similarity)
-            columns = (column.tolist() for column in (of.explained, pairs.same, pairs.ssim))
+            stayed = pairs.same if label_stays is None else label_stays
+            columns = (column.tolist() for column in (of.explained, stayed, pairs.ssim))
             listed = zip(batch.ids, labels_of(batch), *columns, pairs.reasons(), strict=True)
             for image, label, explained, same, value, reason in listed:
                 yield row(
@@ -210,18 +237,40 @@ def _kind(same: bool) -> str:
     return "cose_same" if same else "cose_changed"
 
 
+def correct_rows(model: Model, row: Any, batch: Batch, logits: Tensor) -> Iterator[Score]:
+    """Whether the label is predicted; of a multi-label network the share of labels that are right."""
+    head, labels, values = model.head, labels_of(batch), [math.nan] * len(batch.ids)
+    guesses = model.predicted(logits).tolist()
+    if isinstance(head, Multilabel) and batch.findings is not None:
+        right = head.positive(logits).cpu()[:, : batch.findings.shape[1]] == batch.findings.cpu()
+        values = right.double().mean(1).tolist()
+    elif batch.labels is not None:
+        values = [float(label == guess) for label, guess in zip(labels, guesses, strict=True)]
+    for image, label, guess, value in zip(batch.ids, labels, guesses, values, strict=True):
+        reason = "the images have no labels" if math.isnan(value) else ""
+        yield row(image, label, guess, "", "correct", value, reason)
+
+
+def stays(model: Model, logits: Tensor, targets: Tensor | None) -> Tensor | None:
+    """Bools "b": whether each target, a label of a multi-label network, is predicted; else None."""
+    if targets is None or not isinstance(model.head, Multilabel):
+        return None
+    return model.head.positive(logits).gather(1, targets[:, None])[:, 0]
+
+
 class InputPairs(NamedTuple):
     """Images and their variants, "b v"."""
 
     ssim: Mapping[str, np.ndarray]  # by method; NaN where it is not defined
     why: Mapping[str, np.ndarray]  # by method: index into `similarity.REASONS`
-    predicted: np.ndarray  # class of the variant
+    predicted: np.ndarray  # class of the variant, or the label that is explained
+    same: np.ndarray  # bool
 
 
 def input_pairs(
     model: Model, images: Tensor, reference: Mapping[str, Maps], drawn: Drawn, *, seed: int = 0,
     same_seed: bool = False, similarity: str = "local5", layer: str | Sequence[str] | None = None,
-    batch_size: int | None = None, progress: Callable[[int], Any] | None = None,
+    batch_size: int | None = None, progress: Callable[[int], Any] | None = None, of_probability: bool = False,
 ) -> InputPairs:  # fmt: skip
     """Compare the maps of transformed images with those of the images.
 
@@ -230,9 +279,11 @@ def input_pairs(
 
     Args:
         images: "b c h w" uint8 on the model's device.
-        reference: their maps by method, made with `seed`.
+        reference: their maps by method, made with `seed`; of a multi-label network they name the labels.
+        of_probability: as for maps_of.
     """
     count, methods = len(images), list(reference)
+    before = reference[methods[0]].explained.to(images.device)
     originals = {method: comparable(maps) for method, maps in reference.items()}
     table = torch.from_numpy(drawn.magnitudes.T.copy()).to(images.device)  # "v b"
     size = int(images.shape[-2]), int(images.shape[-1])
@@ -249,10 +300,16 @@ def input_pairs(
                 part = slice(low - start, high - start)
                 inputs[part] = run.transform.apply(inputs[part], magnitudes[part])
                 pieces.append((run.transform, part, run.transform.valid(size, magnitudes[part])))
-        maps = explain(
-            model, model.preprocess.from_bytes(inputs), methods, layer=layer, seed=seed + (not same_seed),
-            batch_size=stop - start, progress=progress,
+        ready, targets = model.preprocess.from_bytes(inputs), None
+        if isinstance(model.head, Multilabel):
+            targets = before[which]
+        maps = maps_of(
+            model, ready, methods, targets, layer=layer, seed=seed + (not same_seed),
+            batch_size=stop - start, progress=progress, of_probability=of_probability,
         )  # fmt: skip
+        explained = maps[methods[0]].explained
+        kept = stays(model, all_logits(model, ready, stop - start), targets) if targets is not None else None
+        same = explained == before[which] if kept is None else kept
         result = {}
         for method, original in originals.items():
             heat = comparable(maps[method])
@@ -261,7 +318,7 @@ def input_pairs(
                 for t, p, mask in pieces
             ]
             columns = (torch.cat(column) for column in zip(*compared, strict=True))
-            result[method] = *columns, maps[method].explained
+            result[method] = *columns, explained, same
         return result
 
     Queue(model, size, batch_size).each(count * len(drawn.names), work, results.append)
@@ -270,11 +327,16 @@ def input_pairs(
         return torch.cat([result[method][k] for result in results]).view(-1, count).T.cpu().numpy()
 
     ssims, whys = ({method: column(method, k) for method in methods} for k in (0, 1))
-    return InputPairs(ssims, whys, column(methods[0], 2))
+    return InputPairs(ssims, whys, column(methods[0], 2), column(methods[0], 3))
 
 
 def as_the_authors(settings: CoseSettings) -> CoseSettings:
-    """Options of the authors' code for methods that the paper leaves open."""
+    """Settings of the authors' code where the paper leaves them open or says otherwise.
+
+    Integrated gradients start at zero in normalised space, as in the code; the text has a black image. Their
+    25 points have equal weights; here the two ends have half of it. LIME's segments are those of the 8-bit
+    image, theirs of the normalised one.
+    """
 
     def method(text: str) -> str:
         name, options = parse_call(text)
@@ -291,7 +353,7 @@ def _open(settings: CoseSettings) -> ResolvedStudy:
     own_weights = settings.model.partition(":")[0] not in LIBRARIES_WITHOUT_WEIGHTS
     if not (settings.checkpoints or settings.pretrained or own_weights):
         raise InputError(f"{settings.model} has no trained weights; name checkpoints or set pretrained")
-    names = {"class_names": list(settings.class_names)} if settings.class_names else {}
+    names = {key: list(of) for key, of in some(settings, "class_names", "label_columns").items() if of}
     model = some(settings, "pretrained", "num_classes", "layer", "name", "allow_pickle", "head") | {
         "spec": settings.model,
         "checkpoints": [str(path) for path in settings.checkpoints],
@@ -342,15 +404,17 @@ def _manifest(
         "final": final,
         "name": opened.model_name,
         "dataset": settings.dataset or Path(settings.images).name,
-        "family": "transformer" if attends else "CNN",
+        "family": TRANSFORMER if attends else CNN,
         "trained_with": settings.trained_with if recorded is None else "yes" if recorded else "no",
         "model": {"spec": settings.model, "checkpoints": list(map(str, settings.checkpoints))},
         "images": {"kind": settings.kind, "path": str(settings.images), "limit": settings.limit},
     }
-    if settings.similarity != "local5":  # absent from older folders
-        config["similarity"] = settings.similarity
-    if settings.head is not None:
-        config["head"] = settings.head
+    unusual = {  # absent from older folders
+        "similarity": settings.similarity if settings.similarity != "local5" else None,
+        "head": settings.head, "gradients": "of the probability" if settings.paper else None,
+        "labels": list(opened.source.classes) if opened.is_multilabel else None,
+    }  # fmt: skip
+    config |= {key: value for key, value in unusual.items() if value is not None}
     return Manifest.collect(
         config, seed=settings.seed, models=hashes, data=opened.source.hash, device=opened.device
     )

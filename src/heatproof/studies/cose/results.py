@@ -6,26 +6,32 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
+from scipy.stats import wilcoxon
+from torch import Tensor
 
 from heatproof.disk import valid_unicode
 from heatproof.errors import InputError, MissingExtraError, need
-from heatproof.explain.api import explain
+from heatproof.explain import CARDS
+from heatproof.explain.api import explain, read_methods
 from heatproof.explain.floors import is_floor
 from heatproof.images import Failure, batches
-from heatproof.images.transforms import STEPS, TRANSFORMS
+from heatproof.images.findings import entry_id, finding_name
+from heatproof.images.transforms import STEPS, TRANSFORMS, draw
 from heatproof.metrics.agreement import Correlation
 from heatproof.metrics.results import PerClass
-from heatproof.metrics.stability import comparable, cose, cose_split, harmonic, overall, ssim_to_final
+from heatproof.metrics.stability import by_image, comparable, cose, cose_split, harmonic, ssim_to_final
 from heatproof.metrics.stats import Interval, percentile_interval, resample
+from heatproof.models import Model
+from heatproof.models.queue import with_head
 from heatproof.registry import explainers, parse_call
 from heatproof.report import figures
 from heatproof.report.figures import Line, Panel, line_style
+from heatproof.report.markdown_report import MarkdownReport
 from heatproof.report.panels import Tile, sheet
 from heatproof.report.tables import Value
 from heatproof.run.study import ResolvedStudy
@@ -33,6 +39,7 @@ from heatproof.show import as_pictures, eight_bit, overlay
 from heatproof.store import RunFolder
 from heatproof.studies.common import TableFile, mean_value, write_page
 from heatproof.studies.cose.settings import PAPER_METHODS, SIMILARITIES, CoseSettings
+from heatproof.types import Maps, upsample
 
 MAX_METHODS = 4  # on a sheet of examples
 HALVES = {"consistency": "consistency", "sensitivity": "sensitivity", "value": "COSE, %"}
@@ -40,8 +47,10 @@ CHECKPOINT = "checkpoint"
 KINDS = GEOMETRIC, PHOTOMETRIC, MODELS = "geometric", "photometric", "checkpoints"
 CHANGES = (*TRANSFORMS, CHECKPOINT)
 BAND = 5  # steps of magnitude that are shown as one point
+ALPHA = 0.05  # level of significance
+CNN, TRANSFORMER = "CNN", "transformer"
 QUERY = r"""
-    select image, method, checkpoint, starts_with(metric, 'cose_same(') as same, value as ssim,
+    select image, explained, method, checkpoint, starts_with(metric, 'cose_same(') as same, value as ssim,
         regexp_extract(metric, '\(([\w-]+),', 1) as transform,
         if(transform = 'checkpoint', 'nan', regexp_extract(metric, ',([^)]*)\)$', 1))::double as magnitude
     from scores where starts_with(metric, 'cose_same(') or starts_with(metric, 'cose_changed(')
@@ -56,6 +65,7 @@ class CoseResults:
     dataset: str
     family: str
     final: str
+    folder: RunFolder
     methods: tuple[str, ...]
     checkpoints: tuple[str, ...]  # in order of training, the final one last
     images: int
@@ -65,10 +75,16 @@ class CoseResults:
     pretraining: str | None = None
     trained_with: str = "unknown"  # whether the transforms were part of the training
     similarity: str = "local5"
+    labels: tuple[str, ...] = ()  # of a multi-label network
 
     @cached_property
     def scores(self) -> dict[str, PerClass]:
-        """COSE of each method over all its pairs."""
+        """COSE of each method: consistency over transformed inputs (eq. 4), sensitivity over all (eq. 7)."""
+        return {m: _score(self.counted(m)) for m in self.methods}
+
+    @cached_property
+    def pooled(self) -> dict[str, PerClass]:
+        """The same with checkpoints that predict the same among the pairs of consistency."""
         return {m: _score(self.of(m)) for m in self.methods}
 
     @cached_property
@@ -76,12 +92,6 @@ class CoseResults:
         """The methods that have a COSE, floors left out, the best first."""
         known = {m: s for m, s in self.scores.items() if not is_floor(m) and not math.isnan(s.value)}
         return dict(sorted(known.items(), key=lambda item: -item[1].value))
-
-    @cached_property
-    def by_equation(self) -> dict[str, PerClass]:
-        """The same with consistency over inputs alone, as eq. 4 has it."""
-        counted = self.pairs[~self.pairs.same | (self.pairs.transform != CHECKPOINT)]
-        return {m: _score(counted[counted.method == m]) for m in self.methods}
 
     @property
     def final_accuracy(self) -> float:
@@ -97,6 +107,17 @@ class CoseResults:
         pairs: np.recarray = self.pairs[self.pairs.method == method]
         return pairs
 
+    def counted(self, method: str) -> np.recarray:
+        """The pairs of eqs. 4 and 7: without checkpoints that predict the same."""
+        pairs = self.of(method)
+        counted: np.recarray = pairs[~pairs.same | (pairs.transform != CHECKPOINT)]
+        return counted
+
+    def by_label(self, method: str) -> dict[str, PerClass]:
+        """COSE of each label of a multi-label network."""
+        pairs, names = self.counted(method), np.array(self.labels, dtype=object)
+        return _split(pairs, names[pairs.explained.astype(int)], self.labels) if self.labels else {}
+
     def split(self, method: str, by: str, order: Iterable[str]) -> dict[str, PerClass]:
         """COSE without intervals of each kind ("kind") or change ("transform"), in this order."""
         pairs = self.of(method)
@@ -111,13 +132,10 @@ class CoseResults:
 
     def image_sums(self, method: str, images: Sequence[str]) -> np.ndarray:
         """Array "2 2 n": sums of SSIM or of 1 - SSIM, and counts, for same and changed predictions."""
-        pairs, place = self.of(method), {name: i for i, name in enumerate(images)}
-        at, n = np.array([place[name] for name in pairs.image], dtype=int), len(images)
-        sides = []
-        for rows, values in ((pairs.same, pairs.ssim), (~pairs.same, 1 - pairs.ssim)):
-            known = rows & ~np.isnan(values)
-            sides.append([np.bincount(at[known], values[known], n), np.bincount(at[known], minlength=n)])
-        return np.array(sides, dtype=np.float64)
+        pairs = self.counted(method)
+        same, changed = pairs[pairs.same], pairs[~pairs.same]
+        sums = by_image(same.ssim, 1 - changed.ssim, same.image, changed.image, images)
+        return np.stack(sums, 1)
 
     def ahead(self, first: str, second: str, resamples: int = 1000) -> tuple[float, Interval]:
         """By how much the first method's COSE is above the second's, with its 95 % interval.
@@ -136,7 +154,7 @@ class CoseResults:
 
     def per_image(self, method: str, same: bool) -> np.ndarray:
         """Each image's mean SSIM over pairs with the same (or 1 - SSIM with another) prediction."""
-        sums, counts = self.image_sums(method, sorted({*self.of(method).image}))[0 if same else 1]
+        sums, counts = self.image_sums(method, sorted({*self.counted(method).image}))[0 if same else 1]
         return np.asarray(sums[counts > 0] / counts[counts > 0])
 
     def to_final(self, method: str) -> dict[str, float]:
@@ -169,7 +187,12 @@ def read_pairs(folder: RunFolder, require_correct: bool = False) -> CoseResults:
     scores, final = folder.scores(), config["final"]
     answers = scores.sql("select checkpoint, image, value from scores where metric = 'correct' order by all")
     answered = {row["image"]: row["value"] for row in answers if row["checkpoint"] == final}
-    pairs = _with_kind_and_step(scores.columns(QUERY))
+    columns, labels = scores.columns(QUERY), tuple(config.get("labels", ()))
+    if labels:  # rows are about IMAGE#LABEL; intervals draw images
+        ends = (entry_id("", finding_name(labels, int(k))) for k in columns["explained"])
+        images = [name.removesuffix(end) for name, end in zip(columns["image"], ends, strict=True)]
+        columns["image"] = np.array(images, dtype=object)
+    pairs = _with_kind_and_step(columns)
     if require_correct:
         if 1 not in answered.values():
             raise InputError("require_correct needs labels and a final model that gets an image right")
@@ -181,13 +204,14 @@ def read_pairs(folder: RunFolder, require_correct: bool = False) -> CoseResults:
         [final],
     )
     return CoseResults(
-        config["name"], config["dataset"], config["family"], final, tuple(config["methods"]), order,
+        config["name"], config["dataset"], config["family"], final, folder, tuple(config["methods"]), order,
         len(answered), pairs,
         accuracy={c: mean_value(r["value"] for r in answers if r["checkpoint"] == c).value for c in order},
         degenerate={row["method"]: row["share"] for row in empty},
         pretraining=config.get("pretraining"),
         trained_with=config.get("trained_with", "unknown"),
         similarity=config.get("similarity", "local5"),
+        labels=labels,
     )  # fmt: skip
 
 
@@ -207,9 +231,39 @@ def mean_score(studies: Iterable[CoseResults], method: str) -> Value:
     return mean_value(study.scores[method].value for study in studies if method in study.scores)
 
 
-def overall_score(studies: Sequence[CoseResults], method: str) -> float:
-    values = [study.scores[method].value if method in study.scores else math.nan for study in studies]
-    return overall(values, [1] * len(studies))
+class FamilyTest(NamedTuple):
+    """Transformers against convolutional networks, paired by data set and method."""
+
+    rows: list[tuple[str, str, float, float]]  # data set, method, mean COSE of CNNs and of transformers
+    ahead: int  # pairs in which transformers have the higher COSE
+    median: float  # of transformers minus CNNs
+    p: float  # of Wilcoxon's signed-rank test, two-sided
+
+
+def paired_families(values: Mapping[tuple[str, str, str], Sequence[float]]) -> FamilyTest | None:
+    """Compare both families by (data set, family, method) -> COSE of each network; None without a pair."""
+    rows = []
+    for dataset, family, method in values:
+        own, other = (mean_value(values.get((dataset, f, method), ())).value for f in (CNN, TRANSFORMER))
+        if family == CNN and not math.isnan(own + other):
+            rows.append((dataset, method, own, other))
+    if not rows:
+        return None
+    apart = np.array([other - own for _, _, own, other in rows])
+    p = float(wilcoxon(apart).pvalue) if apart.any() else 1.0
+    return FamilyTest(rows, int((apart > 0).sum()), float(np.median(apart)), p)
+
+
+def significance(fits: Mapping[str, Correlation]) -> str:
+    """Which correlations differ from 0 at the paper's level of 0.05, as a sentence."""
+    kinds: dict[str, list[str]] = {}
+    for method, fit in fits.items():
+        kind = "have no correlation" if math.isnan(fit.p) else "are not significant"
+        if fit.p < ALPHA:
+            kind = "rise with accuracy" if fit.r > 0 else "fall with accuracy"
+        kinds.setdefault(kind, []).append(method)
+    parts = (f"{', '.join(of)} {kind}" for kind, of in kinds.items())
+    return f"At {ALPHA:g}, not corrected for several methods, as in the paper: {'; '.join(parts)}."
 
 
 def published(values: Sequence[float], method: str, methods: Sequence[str]) -> float | None:
@@ -220,10 +274,7 @@ def published(values: Sequence[float], method: str, methods: Sequence[str]) -> f
     return values[PAPER_METHODS.index(entry)] if known else None
 
 
-TABLES = TableFile(
-    "heatproof.studies.cose", value=Value, nan=math.nan, mean=mean_score, overall=overall_score,
-    published=published,
-)  # fmt: skip
+TABLES = TableFile("heatproof.studies.cose", value=Value, nan=math.nan, mean=mean_score, published=published)
 
 
 def table_content(studies: Sequence[CoseResults]) -> dict[str, Any]:
@@ -236,6 +287,11 @@ def table_content(studies: Sequence[CoseResults]) -> dict[str, Any]:
     same = {name: pairs.same[pairs.transform == name] for name in CHANGES}
     fits = [results.correlation(method) for method in methods]
     by, several = SIMILARITIES[results.similarity], len(studies) > 1
+    values: dict[tuple[str, str, str], list[float]] = {}
+    for study in studies:
+        for method in (m for m in study.methods if not is_floor(m)):
+            key = study.dataset, study.family, method
+            values.setdefault(key, []).append(study.scores[method].value)
     return {
         "results": results, "studies": list(studies), "methods": methods, "fits": fits,
         "every": list(dict.fromkeys(method for study in studies for method in study.methods)),
@@ -250,6 +306,9 @@ def table_content(studies: Sequence[CoseResults]) -> dict[str, Any]:
         "by_change": {m: results.split(m, "transform", CHANGES) for m in methods},
         "stayed": {name: float(of.mean()) for name, of in same.items() if len(of)},
         "near": {m: results.to_final(m) for m in methods},
+        "significance": significance(dict(zip(methods, fits, strict=True))),
+        "families": paired_families(values), "alpha": ALPHA,
+        "labels": list(results.labels), "of_label": {m: results.by_label(m) for m in methods},
         "reasons": "".join(dict.fromkeys(f" A dash: {fit.reason}." for fit in fits if fit.reason)),
     }  # fmt: skip
 
@@ -257,7 +316,7 @@ def table_content(studies: Sequence[CoseResults]) -> dict[str, Any]:
 def write_results(
     settings: CoseSettings, opened: ResolvedStudy, results: CoseResults, others: Sequence[CoseResults],
     failed: Sequence[Failure], skipped: Mapping[str, str],
-) -> Path:  # fmt: skip
+) -> MarkdownReport:  # fmt: skip
     """Write summary.md in the study's folder, with its tables and figures."""
     studies, ranked, order = [results, *others], results.ranked, list(results.ranked)
     drawn, missing = {}, ""
@@ -265,16 +324,16 @@ def write_results(
         drawn = draw_figures(results, studies) if settings.figures and need("matplotlib", "plots") else {}
     except MissingExtraError as error:
         missing = f"No figures: {error}."
-    inputs = (results.pairs.transform != CHECKPOINT) & (results.pairs.method == results.methods[0])
     return write_page(
         settings.out, "studies/cose/page.md", TABLES, drawn, **table_content(studies), settings=settings,
         failed=failed, skipped=skipped, missing=missing, ranked=order,
         panels=example_sheets(settings, opened, results) if settings.figures and settings.examples else {},
-        versions=int(inputs.sum()) // max(1, results.images),
+        beside=beside_sheets(settings, opened, studies) if settings.figures and settings.examples else {},
+        versions=len(draw(0, [], settings.draws, settings.transforms).names),
         lead=results.ahead(order[0], order[1]) if len(order) > 1 else None,
         consistent=max(ranked, key=lambda m: ranked[m].consistency, default=""),
         sensitive=max(ranked, key=lambda m: ranked[m].sensitivity, default=""),
-    ).page  # fmt: skip
+    )  # fmt: skip
 
 
 def draw_figures(results: CoseResults, studies: Sequence[CoseResults]) -> dict[str, Any]:
@@ -343,6 +402,27 @@ def final_figure(results: CoseResults) -> Any:
     return figures.lines(grid, 2.4 * columns, 2.4 * len(grid), sharex=True, sharey=True)
 
 
+def maps_of(
+    model: Model, inputs: Tensor, methods: Sequence[str], targets: Tensor | int | None = None, *,
+    of_probability: bool = False, **options: Any,
+) -> dict[str, Maps]:  # fmt: skip
+    """Maps by method. of_probability: gradients with respect to pixels are those of the probability.
+
+    CAMs read those of the logit in either case, as in the authors' code.
+    """
+    if not of_probability:
+        return explain(model, inputs, methods, targets, **options)
+    if not model.was_seen:
+        model.logits(inputs[:1])  # determines the head
+    kind = type(model.head)
+    head = type(kind.__name__, (kind,), {"scores": kind.measured})(**vars(model.head) | {"by_itself": False})
+    calls, maps = read_methods(methods), dict[str, Maps]()
+    for network, own in ((model, False), (with_head(model, head), True)):
+        texts = [call.text for call in calls if (call.entry.card == CARDS["gradient"]) is own]
+        maps |= explain(network, inputs, texts, targets, **options) if texts else {}
+    return {call.text: maps[call.text] for call in calls}
+
+
 class AppliedChange(NamedTuple):
     """A transform of an image, and whether the prediction stayed."""
 
@@ -378,17 +458,49 @@ def example_sheets(settings: CoseSettings, opened: ResolvedStudy, results: CoseR
     methods = [m for m in results.methods if not is_floor(m)][:MAX_METHODS] or list(results.methods[:1])
     places = {valid_unicode(sample.id): i for i, sample in enumerate(opened.source.samples)}
     folder, files = settings.out / "panels", {}
-    for number, (image, changes) in enumerate(pick(results.of(methods[0]), settings.examples), start=1):
+    pairs, target = results.of(methods[0]), None
+    first = dict(zip(pairs.image[::-1], pairs.explained[::-1], strict=True))
+    if results.labels:  # one label of each image
+        pairs = pairs[np.array([first[row.image] == row.explained for row in pairs])]
+    for number, (image, changes) in enumerate(pick(pairs, settings.examples), start=1):
         folder.mkdir(parents=True, exist_ok=True)
         files[image] = f"pair-{number}.png"
-        drawn = _sheet(settings, opened, results, methods, places[image], changes)
+        target = int(first[image]) if results.labels else None
+        drawn = _sheet(settings, opened, results, methods, places[image], changes, target)
         drawn.save(folder / files[image])
+    return files
+
+
+def beside_sheets(
+    settings: CoseSettings, opened: ResolvedStudy, studies: Sequence[CoseResults]
+) -> dict[str, str]:
+    """Draw the final maps of several studies on images that all have, a row for each network (Figure 4)."""
+    methods = [m for m in studies[0].methods if all(m in s.methods for s in studies) and not is_floor(m)]
+    if len(studies) < 2 or not methods:
+        return {}
+    stores = [study.folder.maps() for study in studies]
+    known = [store.shared([(s.final, m) for m in methods]) for store, s in zip(stores, studies, strict=True)]
+    shared = [name for name in known[0] if all(name in of for of in known[1:])]
+    places = {valid_unicode(sample.id): i for i, sample in enumerate(opened.source.samples)}
+    preprocess, files = opened.model(studies[0].final).preprocess, {}
+    for number, name in enumerate([n for n in shared if n in places][: settings.examples], start=1):
+        (loaded,) = batches(opened.source, preprocess, 1, [places[name]])
+        (picture,) = as_pictures(loaded.batch.images, preprocess)
+        rows = []
+        for study, store in zip(studies, stores, strict=True):
+            heats = [comparable(store.read(study.final, m, [name])).clamp(0, 1) for m in methods]
+            heats = [upsample(heat, (picture.height, picture.width))[0] for heat in heats]
+            tiles = [Tile(overlay(picture, heat), m) for heat, m in zip(heats, methods, strict=True)]
+            rows.append([Tile(picture, f"{study.model} ({study.family})"), *tiles])
+        files[name] = f"beside-{number}.png"
+        (settings.out / "panels").mkdir(parents=True, exist_ok=True)
+        sheet(rows, heading=name, cmap="inferno").save(settings.out / "panels" / files[name])
     return files
 
 
 def _sheet(
     settings: CoseSettings, opened: ResolvedStudy, results: CoseResults, methods: Sequence[str], place: int,
-    changes: Sequence[AppliedChange],
+    changes: Sequence[AppliedChange], target: int | None,
 ) -> Image.Image:  # fmt: skip
     model, names = opened.model(results.final), opened.source.classes
     (loaded,) = batches(opened.source, model.preprocess, 1, [place])
@@ -397,15 +509,17 @@ def _sheet(
     sizes = [torch.tensor([change.magnitude], device=model.device) for change in changes]
     changed = [TRANSFORMS[c.transform].apply(original, m) for c, m in zip(changes, sizes, strict=True)]
     versions = model.preprocess.from_bytes(torch.cat([original, *changed]))
-    maps = explain(model, versions, methods, layer=settings.layer, seed=settings.seed)
+    options: dict[str, Any] = {"layer": settings.layer, "seed": settings.seed}
+    maps = maps_of(model, versions, methods, target, of_probability=settings.paper, **options)
     classes = maps[methods[0]].explained.tolist()
     answers = [names[number] if number < len(names) else f"class {number}" for number in classes]
     titles = ["as it is", *(change.title for change in changes)]
     images: Any = as_pictures(versions, model.preprocess)
-    rows = [[Tile(p, t, f"answer: {a}") for p, t, a in zip(images, titles, answers, strict=True)]]
+    word = "answer" if target is None else "label"
+    rows = [[Tile(p, t, f"{word}: {a}") for p, t, a in zip(images, titles, answers, strict=True)]]
     for method in methods:
         heat, pairs = comparable(maps[method]), results.of(method)
-        pairs = pairs[pairs.image == image]
+        pairs = pairs[(pairs.image == image) & ((pairs.explained == target) | (target is None))]
         row = [Tile(overlay(images[0], heat[0].clamp(0, 1).cpu()), method, "")]
         for k, (change, size) in enumerate(zip(changes, sizes, strict=True), start=1):
             back = TRANSFORMS[change.transform].inverse_maps(heat[k : k + 1], size)[0]

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from heatproof.registry import explainers
-from heatproof.studies.settings import CLASS_HEAD, DEVICE, LAYER, LIMIT, Settings, calls, option, words
+from heatproof.studies.settings import DEVICE, HEAD, LAYER, LIMIT, Settings, calls, option, words
 
-SIMILARITIES = {"local5": "SSIM", "eq2": "SSIM (eq. 2)", "pearson": "Pearson's r"}
+SIMILARITIES = {
+    "local5": "SSIM", "eq2": "SSIM (eq. 2)", "pearson": "Pearson's r", "spearman": "Spearman's rho",
+}  # fmt: skip
 PAPER_METHODS = (
     "blur-ig", "gradcam", "gradcam++", "guided-ig", "integrated-gradients", "lime", "smoothgrad",
 )  # fmt: skip
@@ -41,13 +43,15 @@ class CoseSettings(Settings):
     )  # fmt: skip
     paper: bool = option(
         False,
-        "As the authors ran it: LIME with 1,000 random samples of quickshift segments, squared SmoothGrad, "
-        "only images that the final model gets right.",
+        "As the authors ran it: integrated gradients in 25 steps from zero in normalised space (their code; "
+        "the text has a black image); LIME as the signs of ten quickshift segments, 1,000 random samples, "
+        "hidden segments 0; squared SmoothGrad; gradients of the probability, except CAMs; only images that "
+        "the final model gets right.",
     )
     similarity: str = option(
         "local5",
-        "SSIM in windows (the authors' code), over the whole map (eq. 2 of the paper), or Pearson's r "
-        "(its supplement).",
+        "SSIM in windows (the authors' code), over the whole map (eq. 2 of the paper), Pearson's r (its "
+        "supplement) or Spearman's rho (as its related work, section 2.2).",
         choices=tuple(SIMILARITIES),
     )
     transforms: tuple[str, ...] = option(
@@ -59,8 +63,11 @@ class CoseSettings(Settings):
     class_names: tuple[str, ...] = option(
         (), "Comma-separated, in the order of the model's classes (folder, imagenet).", read=words
     )
+    label_columns: tuple[str, ...] = option(
+        (), "Multi-label images of a CSV file: its columns of 0 and 1, comma-separated.", read=words
+    )
     layer: str | None = option(None, LAYER, short="l")
-    head: str | None = option(None, CLASS_HEAD)
+    head: str | None = option(None, HEAD)
     name: str | None = option(None, "The model's name in tables.")
     dataset: str | None = option(None, "The images' name in tables; that of their folder by default.")
     pretraining: str | None = option(

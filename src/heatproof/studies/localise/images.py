@@ -4,10 +4,11 @@ An image is set aside, with the reason, if it has no box, a box that runs backwa
 boxes of several classes, or a class that the model's list of classes does not have. The others are written to
 one CSV file (images/file_sources.py) for the run.
 
-imagenet.json holds ranges of ImageNet's classes, which stand in the order of WordNet, so that its subtrees
-are ranges: SUBTREES names the large ones, LIVING the two sides that keak2026budget compares. AMBIGUOUS are
-classes whose images could as well bear another one's label (two kinds of maillot, sunglass and sunglasses): a
-network that is called wrong there is not. The thesis leaves wrong labels out by eye, image by image.
+imagenet.json holds ranges of ImageNet's classes: GROUPS has the two sides that keak2026budget compares with
+large subtrees ("imagenet"), and the twelve subtrees from which it draws its classes ("wordnet": hyponyms in
+WordNet 3.0 of mammal, bird, ..., fruit; rapeseed is a fruit there). AMBIGUOUS are classes whose images could
+as well bear another one's label (two kinds of maillot, sunglass and sunglasses): a network that is called
+wrong there is not. The thesis leaves wrong labels out by eye, image by image.
 """
 
 from __future__ import annotations
@@ -28,11 +29,9 @@ from heatproof.studies.common import write_rows
 
 BACKWARDS_AT_MOST = 0.1  # of the boxes; beyond it the file's order of coordinates is another one
 BACKWARDS = "runs backwards"
-IMAGENET = "imagenet"
 Span = Sequence[int]  # first and last class; two classes
 _DATA = json.loads(files("heatproof.studies.localise").joinpath("imagenet.json").read_text(encoding="utf-8"))
-SUBTREES: dict[str, list[Span]] = _DATA["subtrees"]
-LIVING: dict[str, list[Span]] = _DATA["living"]
+GROUPS: dict[str, dict[str, list[Span]]] = _DATA["groups"]
 AMBIGUOUS: list[Span] = _DATA["ambiguous"]
 CLASSES = 1000
 
@@ -207,16 +206,16 @@ def reasons(aside: Sequence[Aside]) -> list[tuple[str, int, str]]:
 
 
 def class_groups(given: str, classes: Sequence[str]) -> dict[str, set[int]]:
-    """Classes by group, from a CSV file or ImageNet's own.
+    """Classes by group, from a CSV file or ImageNet's own ("imagenet", "wordnet").
 
     Raises InputError if a class is unknown.
     """
-    if given == IMAGENET:
+    if given in GROUPS:
         if len(classes) != CLASSES:
             raise InputError(
-                f"groups = {IMAGENET!r} is for its 1,000 classes; this network has {len(classes)}"
+                f"groups = {given!r} is for ImageNet's 1,000 classes; this network has {len(classes)}"
             )
-        spans = (LIVING | SUBTREES).items()
+        spans = GROUPS[given].items()
         return {name: {k for low, high in of for k in range(low, high + 1)} for name, of in spans}
     groups: dict[str, set[int]] = {}
     for line, row in file_sources.read_rows(Path(given), "class", "group"):

@@ -3,7 +3,8 @@
 Maps come from the run folder; curves are computed again at all points, and wrongly classified images are
 explained once more for the class they were taken for. That is all the model does here.
 
-What the network uses off the object is found by moving it into other images (metrics/interventions.py).
+What the network uses off the object is determined by moving it into other images, and what the images of a
+class share by the same comparison of patches (metrics/interventions.py).
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor
+from torch.nn import functional as F
 
 from heatproof.disk import valid_unicode
 from heatproof.errors import InputError
@@ -27,27 +31,37 @@ from heatproof.explain.baselines import segments_of, top_segments
 from heatproof.images import Source
 from heatproof.images.files import Box
 from heatproof.images.loader import batches
-from heatproof.metrics import insertion_deletion
-from heatproof.metrics.interventions import OFF_OBJECT, evidence, regions_of
+from heatproof.metrics import centre_bias, insertion_deletion
+from heatproof.metrics.interventions import (
+    ALIKE,
+    OFF_OBJECT,
+    PATCH,
+    SIDES,
+    evidence,
+    regions_of,
+    similarities,
+)
 from heatproof.metrics.localisation import budget_masks
 from heatproof.models import Model
 from heatproof.registry import parse_call
-from heatproof.report.panels import INK, PAPER, Tile, explains, panel, sheet
+from heatproof.report.panels import Tile, explains, panel, sheet
+from heatproof.report.tables import Table
 from heatproof.show import overlay, pixels
 from heatproof.store import MapStore
 from heatproof.studies.common import some
-from heatproof.studies.localise.results import KINDS, METRICS, Flag, LocaliseResults
+from heatproof.studies.localise.results import KINDS, METRICS, TABLES, Flag, LocaliseResults
 from heatproof.studies.localise.settings import LocaliseSettings
 from heatproof.types import Batch, Maps, per_map, upsample
 
 MAX_METHODS = 4  # rows of a panel
+MAX_SWEPT = 3  # images on the sheet of variants of LIME
 AT_ONCE = 8  # images in memory
-MOST = 400  # images whose evidence is moved
+MOST = 400  # images that are in memory at once for evidence, objects and shared features
+FEWEST = 3  # correct images of a class whose features are compared
 MAX_CROPS = 8  # crops of a group
 GREEN, RED, BOX = (0, 158, 60), (213, 40, 30), (0, 220, 70)
 SHADE = 0.5  # weight of green and red over a segment
 DIM = 0.25  # brightness of the image outside a mask
-SHARPER = 3  # curves are drawn at this scale, then reduced
 Picked = tuple[str, str]  # image, why it is shown
 View = tuple[Image.Image, Sequence[Box]]
 
@@ -71,6 +85,11 @@ class Studio:
         place = {valid_unicode(sample.id): i for i, sample in enumerate(self.source.samples)}
         rows = [place[image] for image in images]
         return [loaded.batch for loaded in batches(self.source, self.model.preprocess, AT_ONCE, rows)]
+
+    @cached_property
+    def held(self) -> list[Batch]:
+        """The first images of the study, in memory."""
+        return self.batches(sorted(self.results.explained)[:MOST])
 
     def _views(self, images: Iterable[str]) -> Iterator[tuple[list[str], Tensor, list[View]]]:
         """Names, inputs of the model, and images with their boxes; a few at a time."""
@@ -115,8 +134,20 @@ class Studio:
         return paths
 
     def confused(self, picked: Sequence[Picked]) -> list[Path]:
-        """Each method's map for the true and for the predicted class of wrongly classified images."""
+        """Each method's map for the true and for the predicted class of wrongly classified images.
+
+        Beside them the most certain correct image of the predicted class, as the thesis compares them.
+        """
         results, settings, reasons, paths = self.results, self.settings, dict(picked), []
+        examples = {
+            results.predicted[name]: most_certain(results, results.predicted[name]) for name in reasons
+        }
+        wanted = sorted({name for name in examples.values() if name})
+        drawn: dict[str, tuple[View, Mapping[str, Tensor]]] = {}
+        for ids, _, views in self._views(wanted):
+            heats = {m: self._stored(m, ids).for_display() for m in self.methods}
+            for i, (name, view) in enumerate(zip(ids, views, strict=True)):
+                drawn[name] = view, {m: heat[i] for m, heat in heats.items()}
         for ids, inputs, views in self._views(reasons):
             classes = [results.labels[name] for name in ids], [results.predicted[name] for name in ids]
             sides: list[dict[str, tuple[Tensor, Tensor]]] = []
@@ -141,30 +172,86 @@ class Studio:
                         Tile(overlay(image, other_heat[i]), f"predicted: {guess}"),
                         Tile(apart, f"top {results.budget:.0%} of one only", note),
                     ])  # fmt: skip
+                    if example := examples[classes[1][i]]:
+                        (other, frames), own = drawn[example]
+                        rows[-1].append(Tile(with_boxes(other, frames), f"correct: {example}", guess))
+                        rows[-1].append(Tile(overlay(other, own[method]), "its map"))
                 heading = f"{name}: the true label is {true}; predicted as {guess}; {reasons[name]}"
                 paths.append(self.save(sheet(rows, heading=heading, cmap="inferno"), name, "confused"))
         return paths
 
-    def segment_sheet(self, maps: MapStore, methods: Mapping[int, str], images: Sequence[str]) -> Path:
-        """The five segments with the strongest evidence for the class, for each number of segments."""
+    def segment_sheet(self, maps: MapStore, methods: Mapping[str, str], images: Sequence[str]) -> Path:
+        """The five segments with the strongest evidence for the class, for each variant of LIME."""
         rows: list[list[Tile]] = []
-        for ids, inputs, views in self._views(images):
+        for ids, inputs, views in self._views(images[:MAX_SWEPT]):
             best = {}
-            for count, method in methods.items():
+            for name, method in methods.items():
                 read = maps.read(self.results.checkpoint, method, ids).to(self.model.device)
                 signed = upsample(read.signed, read.image_size)
-                best[count] = top_segments(signed, self._segments(method, inputs), 5).cpu()
+                best[name] = top_segments(signed, self._segments(method, inputs), 5).cpu()
             for i, (name, (image, boxes)) in enumerate(zip(ids, views, strict=True)):
-                tiles = (Tile(tinted(image, five[i], dim=True), f"{n} segments") for n, five in best.items())
+                tiles = (Tile(tinted(image, five[i], dim=True), variant) for variant, five in best.items())
                 rows.append([Tile(with_boxes(image, boxes), name), *tiles])
         return self.save(sheet(rows, heading="LIME: the five segments that speak most"), "counts", "segments")
 
+    def segments_used(self, methods: Mapping[str, str], images: Sequence[str]) -> dict[str, float]:
+        """By variant of LIME: the mean number of segments of an image."""
+        counts: dict[str, list[float]] = {name: [] for name in methods}
+        for _, inputs, _ in self._views(images):
+            for name, method in methods.items():
+                counts[name] += (self._segments(method, inputs).flatten(1).amax(1) + 1).tolist()
+        return {name: sum(of) / len(of) for name, of in counts.items()}
+
+    def objects(self) -> dict[str, float]:
+        """By image: centre bias of the annotated object."""
+        return {
+            valid_unicode(name): value
+            for batch in self.held
+            for name, value in zip(
+                batch.ids, centre_bias(regions_of(batch).float())["centre_bias"].tolist(), strict=True
+            )
+        }
+
+    def shared(self) -> tuple[Table | None, list[Path]]:
+        """What the strongest windows of the correctly answered images of a class have in common."""
+        results, rows, paths = self.results, [], []
+        patches: dict[int, list[tuple[Tensor, Image.Image]]] = {}
+        for ids, inputs, views in self._views(valid_unicode(n) for batch in self.held for n in batch.ids):
+            side = max(1, round(SIDES[0] * min(inputs.shape[-2:])))
+            heat = self._stored(self.methods[0], ids)
+            means = F.avg_pool2d(heat.upsample()[:, None], side, stride=1)[:, 0]
+            for i, name in enumerate(ids):
+                if results.predicted[name] == results.labels[name] and not heat.degenerate[i]:
+                    top, left = divmod(int(means[i].argmax()), means.shape[-1])
+                    window = inputs[i : i + 1, :, top : top + side, left : left + side].float().cpu()
+                    patch = F.interpolate(window, (PATCH, PATCH), mode="bilinear", antialias=True)
+                    crop = views[i][0].crop((left, top, left + side, top + side))
+                    patches.setdefault(results.labels[name], []).append((patch, crop))
+        for label, own in sorted(patches.items()):
+            if len(own) < FEWEST:
+                continue
+            alike = similarities(torch.cat([patch for patch, _ in own])).numpy() > ALIKE
+            numbers = connected_components(alike | np.eye(len(own), dtype=bool))[1]
+            sizes, name = np.bincount(numbers), results.class_name(label)
+            most, several = int(sizes.max()), int((sizes > 1).sum())
+            rows.append(
+                (name, len(own), most if several else 0, most / len(own) if several else 0.0, several)
+            )
+            if several:
+                crops = [crop for (_, crop), n in zip(own, numbers, strict=True) if n == sizes.argmax()]
+                tiles = [Tile(crop, f"{i}") for i, crop in enumerate(crops[:MAX_CROPS], 1)]
+                heading = f"{name}: shared by {most} of {len(own)} correct images"
+                paths.append(
+                    self.save(panel(tiles, columns=MAX_CROPS, heading=heading), f"{label}", "shared")
+                )
+        made = TABLES.fill("shared", rows, method=self.methods[0], alike=ALIKE) if rows else None
+        return made, paths
+
     def patterns(self) -> list[str]:
         """What turns answers off the object when it is moved into other images, as Markdown."""
-        results, texts = self.results, []
-        loaded = self.batches(sorted(results.explained)[:MOST])
+        results, texts, loaded = self.results, [], self.held
         images = torch.cat([batch.images for batch in loaded])
-        labels = [results.explained[valid_unicode(name)] for batch in loaded for name in batch.ids]
+        labels = [results.labels[valid_unicode(name)] for batch in loaded for name in batch.ids]
         regions = torch.cat([regions_of(batch) for batch in loaded])
         try:
             record = evidence(
@@ -251,6 +338,14 @@ def pick_confused(results: LocaliseResults, count: int) -> list[Picked]:
     return [(image, "true and predicted class explained") for image in wrong[:count]]
 
 
+def most_certain(results: LocaliseResults, label: int) -> str:
+    """The correctly answered image of a class with the highest probability; "" if there is none."""
+    own = [
+        i for i, c in results.predicted.items() if c == label == results.labels[i] and _has_maps(results, i)
+    ]
+    return max(own, key=lambda i: (results.chances.get((i, label), 0.0), i), default="")
+
+
 def _has_maps(results: LocaliseResults, image: str) -> bool:
     """Whether every method's map was stored: one that is not finite is not."""
     return not any(math.isnan(results.value(m, "degenerate", image)) for m in results.real_methods)
@@ -280,23 +375,17 @@ def tinted(image: Image.Image, marks: Any, dim: bool = False) -> Image.Image:
 
 def curves(deletion: Sequence[float], insertion: Sequence[float], size: tuple[int, int]) -> Image.Image:
     """Probability against the share of pixels that were taken away (red) or shown (green)."""
-    width, height = max(size[0], 224), max(size[1], 224)
-    canvas = Image.new("RGB", (width * SHARPER, height * SHARPER), PAPER)
-    pen = ImageDraw.Draw(canvas)
-    font: Any = ImageFont.load_default(11 * SHARPER)
-    left, right, top, bottom = 26 * SHARPER, (width - 8) * SHARPER, 8 * SHARPER, (height - 20) * SHARPER
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
-    def at(x: float, y: float) -> tuple[float, float]:
-        return left + x * (right - left), bottom - y * (bottom - top)
-
-    for level in (0, 0.5, 1):
-        pen.line([at(0, level), at(1, level)], fill=(215, 215, 215), width=SHARPER)
-        pen.text((2 * SHARPER, at(0, level)[1] - 7 * SHARPER), f"{level:g}", fill=INK, font=font)
-        start = min(at(level, 0)[0] - 9 * SHARPER, (width - 30) * SHARPER)
-        pen.text((start, bottom + 3 * SHARPER), f"{level:.0%}", fill=INK, font=font)
-    pen.line([at(0, 1), at(0, 0), at(1, 0)], fill=INK, width=SHARPER)
+    drawing = Figure([max(side, 224) / 100 for side in size], dpi=100)
+    axes = drawing.add_axes((0.13, 0.1, 0.77, 0.86))
     for values, colour in ((deletion, RED), (insertion, GREEN)):
-        points = [at(i / (len(values) - 1), float(v)) for i, v in enumerate(values) if v == v]
-        if len(points) > 1:
-            pen.line(points, fill=colour, width=2 * SHARPER, joint="curve")
-    return canvas.resize((width, height), Image.Resampling.LANCZOS)
+        axes.plot(np.linspace(0, 1, len(values)), values, color=np.array(colour) / 255, linewidth=1.5)
+    axes.set(xlim=(0, 1), ylim=(-0.02, 1.02), xticks=(0, 0.5, 1), yticks=(0, 0.5, 1))
+    axes.set_xticklabels(["0%", "50%", "100%"])
+    axes.tick_params(labelsize=7)
+    axes.grid(color="0.85", linewidth=0.8)
+    canvas = FigureCanvasAgg(drawing)
+    canvas.draw()
+    return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")

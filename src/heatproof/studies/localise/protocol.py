@@ -34,11 +34,10 @@ from heatproof.run.progress import Progress
 from heatproof.run.study import LIBRARIES_WITHOUT_WEIGHTS, ResolvedStudy, open_study
 from heatproof.studies.common import Outcome, named_run, run_config, study_file, with_floors
 from heatproof.studies.localise import results as rows
+from heatproof.studies.localise.cues import cue_table, read_cues
 from heatproof.studies.localise.images import Sifted, class_groups, reasons, sift, without, write_list
 from heatproof.studies.localise.panels import Studio, pick_cases, pick_confused
 from heatproof.studies.localise.settings import FLOORS, PREPROCESS, LocaliseSettings
-
-MAX_SWEPT = 3  # images on the sheet of segment counts
 
 
 @dataclass(frozen=True)
@@ -58,6 +57,7 @@ def localise_study(settings: LocaliseSettings, progress: Progress | None = None)
     model = opened.model(opened.checkpoints[0].name)
     sifted = known_images(settings, model)
     groups = class_groups(settings.groups, sifted.classes) if settings.groups else {}
+    cues = read_cues(settings.cues, sifted.classes, groups) if settings.cues else []
     write_list(sifted, settings.out / "pictures.csv")
     steps = filter_steps(sifted, settings)
     images = {"root": str(sifted.root.resolve()), "class_names": list(sifted.classes)}
@@ -68,25 +68,33 @@ def localise_study(settings: LocaliseSettings, progress: Progress | None = None)
     tables = rows.report_tables(results, groups)
     flags = rows.find_flags(results, run.folder, settings.thresholds)
     tables.append(rows.flag_count_table(flags, results, settings.thresholds))
-    by_class = rows.grouped_means(results, {label: [label] for label in results.recall()})
+    by_class = rows.grouped_means(results, {c: results.images_of([c]) for c in results.recall()})
     files = [rows.TABLES.fill("classes", by_class, results=results)]  # only as files
     files += [rows.TABLES.fill("flagged_images", flags, results=results)] if flags else []
     for table in files:
         table.write(settings.out / "tables")
     source = open_study(study_file(settings.out)).source
     studio = Studio(results, run.folder.maps(), model, source, settings)
+    fill = rows.TABLES.fill
+    words: dict[str, Any] = {"repeats": max(2, settings.repeats), "budget": f"{settings.budget:.0%}"}
     if settings.repeats > 1:
-        batches = studio.batches(results.images[: settings.subset])
-        tables.append(rows.repeat_table(model, batches, results.explained, settings))
-    segments = ""
-    if settings.segment_counts:
-        methods = rows.swept_methods(settings)
-        config = _config(settings, images, lime=list(methods.values()))
+        subset = {image: results.explained[image] for image in results.images[: settings.subset]}
+        stable = rows.stability(model, studio.batches(subset), subset, settings.methods, settings)
+        repeated = [(method, *of) for method, of in stable.items()]
+        tables.append(fill("repeats", repeated, images=len(subset), **words))
+    segments, methods = "", rows.swept_methods(settings)
+    if methods:
+        config = _config(settings, images, lime=list(dict.fromkeys(methods.values())))
         sweep = named_run(settings.out, "segments", config, progress).folder
         swept = rows.read_scores(sweep, settings.budget, settings.seed)
-        images_swept = len(swept.images)
-        tables.append(rows.TABLES.fill("segments", methods.items(), results=swept, images=images_swept))
-        segments = studio.segment_sheet(sweep.maps(), methods, swept.images[:MAX_SWEPT]).name
+        loaded = studio.batches(swept.images)
+        stable = rows.stability(model, loaded, swept.explained, methods.values(), settings)
+        words |= {"used": studio.segments_used(methods, swept.images), "images": len(swept.images)}
+        tables.append(fill("segments", methods.items(), stable=stable, results=swept, **words))
+        segments = studio.segment_sheet(sweep.maps(), methods, swept.images).name
+    tables.append(rows.centre_table(results, studio.objects()))
+    shared, features = studio.shared()
+    tables += [shared, cue_table(model, cues, settings.seed) if cues else None]
     cases = studio.cases(pick_cases(results, flags, settings.panels))
     confused = studio.confused(pick_confused(results, settings.panels))
     book = MarkdownReport(settings.out)
@@ -94,9 +102,10 @@ def localise_study(settings: LocaliseSettings, progress: Progress | None = None)
         "studies/localise/page.md", tables, rows.report_figures(results), model=model.name, steps=steps,
         results=results, settings=settings, sifted=sifted, reasons=reasons,
         recall=rows.macro_value(results.recall(), results.seed).value, thesis_recall=rows.THESIS_RECALL,
+        probability=rows.macro_value(results.by_class(results.probability())).value,
         compared=rows.orders(results), thresholds=vars(settings.thresholds).items(),
         worst=rows.worst_flags(flags, results), patterns=studio.patterns(), segments=segments,
-        cases=cases, confused=confused,
+        cases=cases, confused=confused, features=features,
     )  # fmt: skip
     return LocaliseOutcome(book, run, sifted, (*cases, *confused))
 
@@ -130,6 +139,7 @@ def _config(
     areas = ("mask_iou", "box_iou", "inside", "reachable")
     measured = [rows.at_budget(metric, budget) for budget in rows.budgets_of(chosen) for metric in areas]
     measured += [rows.at_budget(metric, chosen) for metric in ("pointing", "filled", "dispersion")]
+    measured.append("centre_bias")
     library = settings.model.partition(":")[0] in LIBRARIES_WITHOUT_WEIGHTS
     model = {
         "spec": placed_spec(settings.model, Path.cwd()), "name": Path(settings.model).name,

@@ -12,7 +12,7 @@ tables.toml declares the tables, the thesis's numbers (keak2026budget) and the r
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, groupby, islice
 from typing import Any, NamedTuple
@@ -48,6 +48,7 @@ TITLES = {
 }
 METRICS = tuple(TITLES)
 LOCALISATION, FAITHFULNESS = METRICS[:4], METRICS[4:]
+WITHOUT_BUDGET = ("degenerate", "centre_bias")
 SURE = 0.5  # probability of the explained class
 MOST_FLAGS = 8  # of each kind on the page; the others are in the table's files
 DASHES = ("--", ":", "-.")
@@ -91,7 +92,7 @@ class LocaliseResults:
             name = self.faithfulness[area == "deletion"]
             name = f"{area}_at_{point}{name[len(area) :]}" if point else name
         else:
-            name = metric if metric == "degenerate" else at_budget(metric, budget or self.budget)
+            name = metric if metric in WITHOUT_BUDGET else at_budget(metric, budget or self.budget)
         return self.values.get((method, name), {})
 
     def value(self, method: str, metric: str, image: str) -> float:
@@ -110,6 +111,15 @@ class LocaliseResults:
     def recall(self) -> dict[int, list[float]]:
         """By class: 1 for each image whose own class is predicted, else 0."""
         return self.by_class({i: float(c == self.labels[i]) for i, c in self.predicted.items()})
+
+    def probability(self) -> dict[str, float]:
+        """By image: the probability of its true class."""
+        return {i: self.chance(i, self.labels[i]) for i in self.images}
+
+    def images_of(self, labels: Iterable[int]) -> set[str]:
+        """The images of some classes."""
+        wanted = set(labels)
+        return {image for image in self.images if self.labels[image] in wanted}
 
     def macro(self, method: str, metric: str, budget: float | None = None) -> Value:
         return macro_value(self.by_class(self.column(method, metric, budget)), self.seed)
@@ -197,7 +207,10 @@ def macro_value(groups: ByClass, seed: int = 0, resamples: int = 1000) -> Value:
     return Value(value, (low, high), n)
 
 
-TABLES = TableFile("heatproof.studies.localise", macro=macro_value)
+TABLES = TableFile(
+    "heatproof.studies.localise", macro=macro_value,
+    more=[(metric, title) for metric, title in TITLES.items() if metric != "deletion"],
+)  # fmt: skip
 THESIS: dict[str, list[float]] = TABLES.content["order"]["thesis"]
 RULES: dict[str, str] = TABLES.content["flags"]["rules"]
 KINDS = HIT, OFF, WRONG, RISING, DISAGREE = tuple(RULES)
@@ -270,11 +283,14 @@ def crossing(insertion: Sequence[float], deletion: Sequence[float]) -> float:
     return (after - 1 + low / (low - high)) / (len(gaps) - 1)
 
 
-def swept_methods(settings: LocaliseSettings) -> dict[int, str]:
-    """LIME, with the options it has in this study, for each number of segments."""
+def swept_methods(settings: LocaliseSettings) -> dict[str, str]:
+    """LIME, with the options it has in this study but one, by the value of that one."""
     given = next((dict(r.options) for r in read_methods(settings.methods) if r.entry.name == "lime"), {})
-    counts = sorted(settings.segment_counts)
-    return {count: call_text("lime", given | {"segment_count": count}) for count in counts}
+    changes: list[tuple[str, dict[str, Any]]]
+    changes = [(f"{n} segments", {"segment_count": n}) for n in sorted(settings.segment_counts)]
+    changes += [(kind, {"segments": kind}) for kind in settings.segmentations]
+    changes += [(f"{n} samples", {"samples": n}) for n in sorted(settings.sample_counts)]
+    return {name: call_text("lime", given | change) for name, change in changes}
 
 
 class Flag(NamedTuple):
@@ -363,14 +379,20 @@ def box_share(results: LocaliseResults, method: str, image: str) -> float:
 
 def report_tables(results: LocaliseResults, groups: Mapping[str, Iterable[int]]) -> list[Table | None]:
     """Tables that the rows of the run give."""
-    by_group = TABLES.fill("groups", grouped_means(results, groups), results=results)
+    members = {group: results.images_of(labels) for group, labels in groups.items()}
+    right = {image for image in results.images if results.predicted[image] == results.labels[image]}
+    members_by_answer = {"right": right, "wrong": set(results.images) - right}
+    by_group, by_answer = (
+        TABLES.fill(name, grouped_means(results, of), results=results)
+        for name, of in (("groups", members), ("answers", members_by_answer))
+    )
     compared = orders(results)
     return [
         method_table(results, "localisation", LOCALISATION),
         method_table(results, "faithfulness", FAITHFULNESS),
         TABLES.fill("order", compared, thesis=THESIS) if compared else None,
         budget_table(results), sufficient_table(results), dispersion_table(results),
-        by_group if by_group.rows else None, *class_tables(results),
+        by_group if by_group.rows else None, by_answer, *class_tables(results),
     ]  # fmt: skip
 
 
@@ -403,7 +425,11 @@ def class_tables(results: LocaliseResults) -> Iterator[Table]:
     classes = {label: results.class_name(label) for label in sizes}
     for name, metrics, first in (
         ("localisation_by_class", ("box_iou", "mask_iou", "inside", "pointing"), []),
-        ("faithfulness_by_class", ("deletion", "insertion"), [recall]),
+        (
+            "faithfulness_by_class",
+            ("deletion", "insertion"),
+            [recall, results.by_class(results.probability())],
+        ),
     ):
         columns = [results.by_class(results.column(method, m)) for m in metrics for method in methods]
         rows = class_rows(classes, sizes, [*first, *columns], results.seed)
@@ -411,16 +437,19 @@ def class_tables(results: LocaliseResults) -> Iterator[Table]:
 
 
 def grouped_means(
-    results: LocaliseResults, groups: Mapping[Any, Iterable[int]]
+    results: LocaliseResults, groups: Mapping[Any, Collection[str]]
 ) -> Iterator[tuple[Any, ByClass, str, dict[str, Value]]]:
-    """For each group of classes and each method: the group, its recall, the method, its means by metric."""
-    recall = results.recall()
-    columns = {m: {k: results.by_class(results.column(m, k)) for k in METRICS} for m in results.methods}
-    for group, labels in groups.items():
-        own = {k: recall[k] for k in sorted(labels) if k in recall}
-        for method in results.methods if own else ():
-            chosen = {k: {c: of[c] for c in own if c in of} for k, of in columns[method].items()}
-            yield group, own, method, {k: macro_value(of, results.seed) for k, of in chosen.items()}
+    """For each group of images and each method: the group, its recall by class, the method, its means.
+
+    The means are those of the metrics, and `probability` of the true class.
+    """
+    answers = {i: float(c == results.labels[i]) for i, c in results.predicted.items()}
+    for group, images in groups.items():
+        for method in results.methods if images else ():
+            columns = {k: results.column(method, k) for k in METRICS} | {"probability": results.probability()}
+            chosen = {k: {i: v for i, v in of.items() if i in images} for k, of in columns.items()}
+            means = {k: macro_value(results.by_class(of), results.seed) for k, of in chosen.items()}
+            yield group, results.by_class({i: answers[i] for i in answers if i in images}), method, means
 
 
 def budget_table(results: LocaliseResults) -> Table:
@@ -476,29 +505,44 @@ def worst_flags(flags: Sequence[Flag], results: LocaliseResults) -> str:
     return TABLES.fill("flagged_images", worst, results=results).markdown() if worst else ""
 
 
-def repeat_table(
-    model: Model, batches: Sequence[Batch], targets: Mapping[str, int], settings: LocaliseSettings
-) -> Table:
-    """By method: similarity of the maps of the same images under other seeds, over all pairs of seeds."""
-    correlations: dict[str, list[float]] = {method: [] for method in settings.methods}
-    overlaps: dict[str, list[float]] = {method: [] for method in settings.methods}
+def stability(
+    model: Model, batches: Sequence[Batch], targets: Mapping[str, int], methods: Iterable[str],
+    settings: LocaliseSettings,
+) -> dict[str, tuple[Value, Value, float]]:  # fmt: skip
+    """By method: mean rank correlation, mean overlap and lowest overlap of maps under other seeds.
+
+    Over all images and pairs of seeds; two seeds unless `repeats` is more.
+    """
+    texts = list(dict.fromkeys(methods))
+    correlations: dict[str, list[float]] = {method: [] for method in texts}
+    overlaps: dict[str, list[float]] = {method: [] for method in texts}
     for batch in batches:
         classes = [targets[name] for name in batch.ids]
-        seeds = range(settings.seed, settings.seed + settings.repeats)
-        made = [
-            explain(model, batch.images, settings.methods, classes, settings.layer, seed) for seed in seeds
-        ]
-        for method in settings.methods:
+        seeds = range(settings.seed, settings.seed + max(2, settings.repeats))
+        made = [explain(model, batch.images, texts, classes, settings.layer, seed) for seed in seeds]
+        for method in texts:
             for first, second in combinations([maps[method] for maps in made], 2):
                 correlations[method] += map_similarity(first, second)["spearman"].tolist()
                 overlaps[method] += overlaps_of(first, second, settings.budget)
-    rows = (
-        (m, mean_value(correlations[m], settings.seed), mean_value(overlaps[m], settings.seed),
-         min((v for v in overlaps[m] if not math.isnan(v)), default=math.nan))
-        for m in settings.methods
-    )  # fmt: skip
-    images, budget = sum(len(batch.ids) for batch in batches), f"{settings.budget:.0%}"
-    return TABLES.fill("repeats", rows, images=images, repeats=settings.repeats, budget=budget)
+    return {
+        m: (mean_value(correlations[m], settings.seed), mean_value(overlaps[m], settings.seed),
+            min((v for v in overlaps[m] if not math.isnan(v)), default=math.nan))
+        for m in texts
+    }  # fmt: skip
+
+
+def centre_table(results: LocaliseResults, objects: Mapping[str, float]) -> Table:
+    """By method: centre bias of its maps and of the objects, on the images with a known object."""
+    rows, seed = [], results.seed
+    for method in results.methods:
+        column = results.column(method, "centre_bias")
+        known = [image for image in column if image in objects]
+        own, truth = ([of[image] for image in known] for of in (column, objects))
+        apart = [a - b for a, b in zip(own, truth, strict=True)]
+        rows.append(
+            (method, *(mean_value(of, seed) for of in (own, truth, apart)), rho_value(own, truth, seed))
+        )
+    return TABLES.fill("centre", rows)
 
 
 def report_figures(results: LocaliseResults) -> dict[str, Any]:

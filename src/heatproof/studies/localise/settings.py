@@ -56,7 +56,10 @@ class LocaliseSettings(Settings):
     )  # fmt: skip
     budget: float = option(0.2, "Share of pixels that a map may mark.")
     target: str = option(
-        "label", "Class to explain: the true or the predicted one.", choices=("label", "predicted")
+        "predicted",
+        "Class to explain: the predicted one, as the text of the thesis describes it, or the true one, which "
+        "its printed means fit.",
+        choices=("predicted", "label"),
     )
     preprocess: str = option(
         "own",
@@ -69,7 +72,9 @@ class LocaliseSettings(Settings):
         "Left out: ambiguous (ImageNet's labels that mean the same), or a file, a class or image a line.",
     )
     groups: str | None = option(
-        None, "Tables for groups of classes: imagenet, or a CSV file with the columns class and group."
+        None,
+        "Tables for groups of classes: imagenet, wordnet (the thesis's twelve subtrees), or a CSV file with "
+        "the columns class and group.",
     )
     box_share: tuple[float, float] = option(
         (0.1, 0.8), "Least and largest share of the image that its box covers."
@@ -80,7 +85,18 @@ class LocaliseSettings(Settings):
     segment_counts: tuple[int, ...] = option(
         (), "LIME with other numbers of segments: 30,100,200,300.", read=counts, default_text="none"
     )
-    subset: int = option(12, "Images for repeats and segment counts.", least=1)
+    segmentations: tuple[str, ...] = option(
+        (), "LIME with other segmentations: slic,quickshift,felzenszwalb.", read=words, default_text="none"
+    )
+    sample_counts: tuple[int, ...] = option(
+        (), "LIME with other numbers of samples: 100,300,1000.", read=counts, default_text="none"
+    )
+    cues: Path | None = option(
+        None,
+        "CSV file of images with conflicting cues: path, shape, texture (stylised images), or path and shape "
+        "(silhouettes); a class or a group of --groups each. Measures shape bias.",
+    )
+    subset: int = option(12, "Images for repeats and variants of LIME.", least=1)
     steps: int = option(100, "Steps of insertion and deletion.", least=1)
     baseline: str = option("blur", "Replacement of deleted pixels.", choices=BASELINES)
     layer: str | None = option(None, f"{shared.LAYER} last_conv: as the thesis.", short="l")
