@@ -23,6 +23,7 @@ COMMANDS = {  # how each file is made, where its rows do not say it themselves
     "cpu-audit": "python -m benchmarks --section audit",
     "cpu-packages": "python -m benchmarks --section packages",
     "cpu-explain": "python -m benchmarks --section explain",
+    "cpu-calls": "python -m benchmarks --section calls",
     "startup": "python -m benchmarks --section startup",
 }
 AIM_GPU, AIM_CPU = 50, 10  # times as fast as the other packages together
@@ -242,6 +243,9 @@ def speed() -> Page:
     small = measured("cpu-explain")
     page.tables.append(lines(small))
     page.writes("methods on a CPU", f"{made(small)} {limits(small)}")
+    calls = measured("cpu-calls")
+    page.tables.append(lines(calls))
+    page.writes("one Grad-CAM on a CPU", f"{made(calls)} {limits(calls)}")
     startup(page)
     page.states(
         "224 x 224 images", "20 turns after 5 warm-up turns", "a little below 1", "under 0.4 s",
