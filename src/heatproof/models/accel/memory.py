@@ -41,9 +41,12 @@ def limited_memory(device: str | torch.device) -> Iterator[None]:
         raise InputError(
             f"{VARIABLE} is a share of the free memory, from 0 to 1; got {os.environ[VARIABLE]!r}"
         )
-    if torch.device(device).type != "cuda":
+    device = torch.device(device)
+    if device.type != "cuda":
         yield
         return
+    if device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
     free, total = torch.cuda.mem_get_info(device)
     own = torch.cuda.memory_allocated(device)
     available = free + torch.cuda.memory_reserved(device) - own
