@@ -47,7 +47,8 @@ def _bare(model: Model, images: Tensor) -> Callable[[], Tensor]:
 
     def forward() -> Tensor:
         with torch.inference_mode():
-            return model.module(images)
+            logits: Tensor = model.module(images)
+            return logits
 
     return forward
 

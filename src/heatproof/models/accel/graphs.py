@@ -145,7 +145,7 @@ class Graphs:
 
     def state(self, module: nn.Module) -> Hashable:
         """A hash of everything a recording cannot see change; None if the network is not recordable."""
-        self.versions = self._state and self._state.versions(module)
+        self.versions = self._state.versions(module) if self._state else None
         if self._state is None or self.versions is None:
             state = ModuleState(module, self._state)
             if state.watched:
