@@ -42,12 +42,13 @@ def parts(options: BenchOptions) -> Iterator[Part]:
             yield Part(f"per image, {name}, {precision}", made, device)
 
 
-def _bare(model: Model, images: Tensor) -> Callable[[], object]:
+def _bare(model: Model, images: Tensor) -> Callable[[], Tensor]:
     """One forward pass as anyone would write it, in the memory format we use."""
 
-    def forward() -> object:
+    def forward() -> Tensor:
         with torch.inference_mode():
-            return model.module(images)
+            logits: Tensor = model.module(images)
+            return logits
 
     return forward
 
@@ -78,10 +79,11 @@ def _cams(model: Model, batch: int, device: str, repeat: int) -> list[Row]:
     return rows
 
 
-def captum_gradcam(model: Model, images: Tensor) -> Callable[[], object]:
+def captum_gradcam(model: Model, images: Tensor, predicts: bool = False) -> Callable[[], object]:
     captum = need("captum.attr", "references")
     attribution = captum.LayerGradCam(model.module, model.module.layer4)
-    return lambda: attribution.attribute(images, target=0)
+    bare = _bare(model, images)
+    return lambda: attribution.attribute(images, target=bare().argmax(1) if predicts else 0)
 
 
 def grad_cam(model: Model, images: Tensor, name: str) -> Callable[[], object]:

@@ -93,18 +93,7 @@ class SharedPass:
                 inputs = torch.cat([inputs, torch.zeros_like(inputs[:1])])
             if inputs.is_inference():
                 inputs = inputs.clone(memory_format=memory_format(inputs))
-
-            def whole_pass(inputs: Tensor, chosen: Tensor | None = None) -> Passed:
-                return self(inputs, model.predicted if chosen is None else lambda _: chosen)
-
-            request = "shared", self.names, self.rows, self.of_layers, self.of_input, self.fused
-            passed: Passed | None = Accelerator(model).recorded(
-                request, whole_pass, inputs, targets, self.rows, lasting=True
-            )
-            if passed is None:
-                passed = self(inputs, lambda logits: model.check_targets(targets, logits))
-            else:  # logits and targets outlive the pass in Maps and rows; outputs are read before the next
-                passed = passed._replace(logits=passed.logits.clone(), chosen=passed.chosen.clone())
+            passed = self(inputs, lambda logits: model.check_targets(targets, logits))
         return self.trace(passed, images, inputs, queue, seed)
 
     def __call__(self, inputs: Tensor, choose: Callable[[Tensor], Tensor]) -> Passed:

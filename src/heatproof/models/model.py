@@ -121,6 +121,7 @@ class Model:
         # Several times as fast as module.parameters(), and called often.
         for kind in ("_parameters", "_buffers"):
             for part in self.module.modules():
+                tensor: Tensor | None
                 for tensor in getattr(part, kind).values():
                     if tensor is not None:
                         return tensor

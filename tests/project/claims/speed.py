@@ -17,12 +17,14 @@ COMMANDS = {  # how each file is made, where its rows do not say it themselves
     "h200-audit": "python -m benchmarks --section audit --device cuda",
     "h200-packages": "python -m benchmarks --section packages --device cuda",
     "h200-explain": "python -m benchmarks --section explain --device cuda",
+    "h200-calls": "python -m benchmarks --section calls --device cuda",
     "h200-faithfulness": "python -m benchmarks --section faithfulness --device cuda",
     "h200-steady": "python -m benchmarks --section steady --device cuda",
     "h200-maps": "python -m benchmarks --section maps --device cuda",
     "cpu-audit": "python -m benchmarks --section audit",
     "cpu-packages": "python -m benchmarks --section packages",
     "cpu-explain": "python -m benchmarks --section explain",
+    "cpu-calls": "python -m benchmarks --section calls",
     "startup": "python -m benchmarks --section startup",
 }
 AIM_GPU, AIM_CPU = 50, 10  # times as fast as the other packages together
@@ -242,6 +244,10 @@ def speed() -> Page:
     small = measured("cpu-explain")
     page.tables.append(lines(small))
     page.writes("methods on a CPU", f"{made(small)} {limits(small)}")
+    for name, where in (("h200-calls", "a GPU"), ("cpu-calls", "a CPU")):
+        calls = measured(name)
+        page.tables.append(lines(calls))
+        page.writes(f"one Grad-CAM on {where}", f"{made(calls)} {limits(calls)}")
     startup(page)
     page.states(
         "224 x 224 images", "20 turns after 5 warm-up turns", "a little below 1", "under 0.4 s",

@@ -137,28 +137,16 @@ class Accelerator:
         folding = self.folding(images[:1]) if self.model.device.type == "cuda" else None
         return None if folding is None else folding.refreshed
 
-    def recorded(
-        self,
-        request: Hashable,
-        function: Callable[..., Any],
-        images: Tensor,
-        targets: Any,
-        rows: int | None = None,
-        lasting: bool = False,
-    ) -> Any:
+    def recorded(self, request: Hashable, function: Callable[..., Any], images: Tensor, targets: Any) -> Any:
         """function(images), or function(images, columns), as a CUDA graph; None if nothing is recorded.
 
         request: what the function computes, besides the images and the network, by which `replayed` finds it.
-        rows: number of images that the targets are of. lasting: whether results may be read while other
-        passes run, and are not copied.
         """
         graphs, module = self.graphs, self.model.module
         if graphs is None or not self.records:
             return None
-        inputs, key = self._inputs(images, targets, rows), self._key(graphs, request)
-        if lasting:
-            return graphs.run(key, function, inputs, lasting=True)
         reads = [tensor.detach() for tensor in (*module.parameters(), *module.buffers())]
+        inputs, key = self._inputs(images, targets), self._key(graphs, request)
         results = graphs.run(key, function, inputs, request=request, reads=reads)
         return tree_map_only(Tensor, Tensor.clone, results)  # the next pass overwrites them
 
@@ -226,12 +214,11 @@ class Accelerator:
         changed = any(part.training or (not fuse and is_watched(part)) for part in parts)
         return folding if folding.steps and not changed else None
 
-    def _inputs(self, images: Tensor, targets: Any, rows: int | None = None) -> list[Tensor]:
+    def _inputs(self, images: Tensor, targets: Any) -> list[Tensor]:
         if targets is None:
             return [images]
-        model = self.model
-        table = torch.empty(rows or len(images), model.facts.columns or 0, device=model.device)
-        return [images, model.check_targets(targets, table)]
+        table = torch.empty(len(images), self.model.facts.columns or 0, device=self.model.device)
+        return [images, self.model.check_targets(targets, table)]
 
     def _key(self, graphs: Graphs, request: Hashable) -> Hashable:
         model = self.model

@@ -44,16 +44,10 @@ class Recording:
     reads: tensors that must not be freed before the recording is, though the network may drop them.
     """
 
-    def __init__(
-        self,
-        function: Function,
-        inputs: Sequence[Tensor],
-        reads: Sequence[Tensor] = (),
-        lasting: bool = False,
-    ) -> None:
+    def __init__(self, function: Function, inputs: Sequence[Tensor], reads: Sequence[Tensor] = ()) -> None:
         self.device, self.reads = inputs[0].device, reads
         drop_recordings(_most_bytes(self.device))
-        self.pool = None if lasting else _shared_pool()
+        self.pool = _shared_pool()
         before = torch.cuda.memory_reserved(self.device)
         with torch.cuda.device(self.device), _normal_tensors():
             self.inputs = [tensor.detach().clone() for tensor in inputs]
@@ -129,7 +123,7 @@ def _most_bytes(device: torch.device) -> float:
 
 
 def _shared_pool() -> Any:
-    """The memory pool of all recordings whose results are copied before the next one runs."""
+    """The memory pool of all recordings: results of one are copied before the next one runs."""
     # A handle may be used again only while a recording uses it.
     known = (recording for graphs in list(_every) for recording in graphs.recordings.values())
     pools = (getattr(recording, "pool", None) for recording in known)
@@ -151,7 +145,7 @@ class Graphs:
 
     def state(self, module: nn.Module) -> Hashable:
         """A hash of everything a recording cannot see change; None if the network is not recordable."""
-        self.versions = self._state and self._state.versions(module)
+        self.versions = self._state.versions(module) if self._state else None
         if self._state is None or self.versions is None:
             state = ModuleState(module, self._state)
             if state.watched:
@@ -179,12 +173,10 @@ class Graphs:
         pad: bool = False,
         request: Hashable = None,
         reads: Sequence[Tensor] = (),
-        lasting: bool = False,
     ) -> Any:
         """function(*inputs), from a recording where there is one. The next pass overwrites the results.
 
         pad: whether a recording of a larger batch may be used. request: by which `replay` finds this one.
-        lasting: whether results are read while other passes run; they get memory of their own.
         """
         count = len(inputs[0])
         interrupts.check()
@@ -211,7 +203,7 @@ class Graphs:
             return function(*inputs)
         recording, is_short = None, False
         try:
-            recording = self.record(function, inputs, reads, lasting)
+            recording = self.record(function, inputs, reads)
         except Exception as error:  # of any kind; the plain pass below raises it again if it is a bug
             is_short = is_out_of_memory(error)
             if not is_short:
