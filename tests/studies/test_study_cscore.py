@@ -23,7 +23,7 @@ from heatproof.studies.cscore import CscoreSettings, compare, cscore_study, prot
 from heatproof.studies.cscore.protocol import check
 from heatproof.studies.cscore.results import candidates, recommend
 from heatproof.train import read_data
-from heatproof.verdict.trajectory import CheckpointState, ClassState, MethodState, Trajectory
+from heatproof.verdict.trajectory import CheckpointState, ClassState, Trajectory
 
 pytestmark = [pytest.mark.trains, pytest.mark.usefixtures("one_format")]
 NETWORK = """
@@ -73,7 +73,17 @@ def test_the_study_leaves_a_page_with_every_table_and_figure(finished: Path) -> 
     out = finished / "out"
     text = (out / "summary.md").read_text()
     assert "## What to use" in text and "10 images held out (20% of each class)" in text
-    for name in ("classifier", "training", "overall", "classes", "gaps", "by-class", "depth"):
+    for name in (
+        "classifier",
+        "training",
+        "overall",
+        "classes",
+        "gaps",
+        "methods-apart",
+        "rises",
+        "causes",
+        "depth",
+    ):
         assert (out / "tables" / f"{name}.csv").exists(), name
     for name in ("trajectories", "ends", "net-change", "by-class", "depth"):
         assert (out / "figures" / f"{name}.svg").stat().st_size > 2000, name
@@ -248,7 +258,9 @@ def run_of(*checkpoints: tuple[float, dict[str, tuple[PerClass, PerClass]]]) -> 
     made = []
     for k, (auc, methods) in enumerate(checkpoints, 1):
         states = {
-            m: MethodState(state((a.value + b.value) / 2, (a.interval[0] + b.interval[0]) / 2), {0: a, 1: b})
+            m: replace(
+                state((a.value + b.value) / 2, (a.interval[0] + b.interval[0]) / 2), classes={0: a, 1: b}
+            )
             for m, (a, b) in methods.items()
         }
         made.append(CheckpointState(f"e{k}", k, auc, auc, dict.fromkeys((0, 1), ClassState(60, 50)), states))

@@ -13,8 +13,11 @@ is trained in place; its modes and requires_grad flags, and the caller's random 
     recipe.json           settings
     state.pt              weights, optimiser and history after the last epoch, for weights_only=True
 
-Norm of a layer's gradients at a step: sqrt(sum over its parameters of |dL/dw|^2), before clipping. The
-C-Score paper lacked such a log to explain its collapses (elangovan2026cscore, section 6).
+Logged to explain collapses, which the C-Score paper could not (elangovan2026cscore, section 6): the learning
+rate of each epoch, the deviation of the loss over its batches and, on request, mean, maximum and deviation of
+the norm of each layer's gradients, sqrt(sum over its parameters of |dL/dw|^2) at a step, before clipping.
+
+Volumes are "n c d h w", also in 8 bits: a window of the preprocessing keeps 256 levels of a scan.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import safetensors.torch
 import torch
 from torch import Tensor, nn
@@ -53,6 +57,7 @@ from heatproof.models.running import frozen_eval, restore_flags
 from heatproof.show import eight_bit
 from heatproof.train.networks import Parts, seeded, trained_parts
 from heatproof.train.recipe import BALANCED, Epoch, GradientNorm, History, Phase, Recipe, TrainedBatch
+from heatproof.types import per_map
 
 Place = str | PathLike[str] | None  # a training's folder; None: nothing is written
 RESIDENT_SHARE = 0.5  # of a GPU's free memory that images may take during a training
@@ -61,7 +66,7 @@ STATE, HISTORY, RECIPE = "state.pt", "history.json", "recipe.json"
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """Images "n c h w" uint8, their classes "n", and masks by part name, each "n h w" bool."""
+    """Images "n c h w" (volumes "n c d h w") uint8, their classes "n", and masks by part, "n h w" bool."""
 
     images: Tensor
     labels: Tensor
@@ -69,7 +74,7 @@ class Data:
 
     def __post_init__(self) -> None:
         images, labels = as_tensor(self.images), as_tensor(self.labels)
-        if images.ndim != 4 or images.dtype != torch.uint8:
+        if images.ndim not in (4, 5) or images.dtype != torch.uint8:
             got = f"got {images.dtype} of shape {tuple(images.shape)}"
             raise InputError(f"training images are 'n c h w' in 8 bits (torch.uint8); {got}")
         if 0 in images.shape:
@@ -118,14 +123,23 @@ class Data:
 def read_data(
     source: Source, preprocess: Preprocess, indices: Sequence[int] | None = None, batch_size: int = 64
 ) -> tuple[Data, list[Failure]]:
-    """Read and preprocess a source's images and masks; also returns the images that failed."""
+    """Read and preprocess a source's images and masks; also returns the images that failed.
+
+    Raises InputError if the values of a scan are not fractions of 1, which 8 bits would cut off.
+    """
     if not source.labelled:
         raise InputError("these images have no labels, and a classifier cannot be trained without")
     images, labels, failures = [], [], []
     masks: dict[str, list[Tensor]] = {part: [] for part in source.parts}
     for batch, failed in batches(source, preprocess, batch_size, indices):
         # The loader normalises; undone, the 8 bits come back exactly.
-        images.append(eight_bit(preprocess.restore(batch.images)))
+        fractions = preprocess.restore(batch.images)
+        if source.deep and not torch.allclose(preprocess.normalise(fractions), batch.images, atol=1e-3):
+            raise InputError(
+                f"{batch.ids[0]} or an image read with it has values outside [0, 1]; set a window of the "
+                "preprocessing, such as 40,400 or range"
+            )
+        images.append(eight_bit(fractions))
         assert batch.labels is not None
         labels.append(batch.labels)
         for part, read in masks.items():
@@ -264,14 +278,15 @@ def fit_epochs(
                 group["lr"] = plan.rate
             at = partial(TrainProgress, epoch, course.epochs)
             with seeded(plan.seed):
-                loss, steps = _epoch(model, plan, optimiser, at, report)
+                losses = _epoch(model, plan, optimiser, at, report)
+            (loss, spread), steps = weighted_moments(losses), len(losses)
             if not math.isfinite(loss):
                 where = f"in epoch {epoch} ({plan.name})"
                 raise ModelError(f"the loss is not finite {where}; lower its lr or set clip")
             scores = course.validate()
             seconds = round(time.perf_counter() - start, 3)
             norms = {} if log is None else log.take()
-            result = Epoch(epoch, plan.name, loss, *scores, plan.rate, seconds, norms)
+            result = Epoch(epoch, plan.name, loss, *scores, plan.rate, seconds, norms, spread)
             history = History((*history.epochs, result))
             if write:
                 state = optimiser.state_dict()
@@ -285,10 +300,10 @@ def fit_epochs(
 def _epoch(
     model: Model, plan: EpochPlan, optimiser: torch.optim.Optimizer, at: Callable[[int, int], TrainProgress],
     report: ProgressCallback,
-) -> tuple[float, int]:  # fmt: skip
-    """Train on every batch once; return the mean loss per image and the number of batches."""
+) -> list[tuple[Tensor, int]]:  # fmt: skip
+    """Train on every batch once; return the mean loss and the number of images of each."""
     parameters = [p for group in optimiser.param_groups for p in group["params"]]
-    total, count, loads = torch.zeros((), dtype=torch.float64, device=model.device), 0, plan.batches()
+    losses, loads = [], plan.batches()
     for number, load in enumerate(loads, start=1):
         inputs = load()
         # A penalty differentiates gradients, which fused attention cannot.
@@ -303,11 +318,21 @@ def _epoch(
         if plan.phase.clip is not None:
             nn.utils.clip_grad_norm_(parameters, plan.phase.clip)
         optimiser.step()
-        total += loss.detach().double() * len(inputs.labels)
-        count += len(inputs.labels)
+        losses.append((loss.detach(), len(inputs.labels)))
         report(at(number, len(loads)))
     optimiser.zero_grad(set_to_none=True)
-    return float(total) / count, len(loads)
+    return losses
+
+
+def weighted_moments(values: Sequence[tuple[Tensor, int]]) -> tuple[float, float]:
+    """Mean and standard deviation of numbers with weights.
+
+    >>> weighted_moments([(torch.tensor(1.0), 1), (torch.tensor(3.0), 1)])
+    (2.0, 1.0)
+    """
+    numbers, weights = torch.stack([value for value, _ in values]).double().cpu(), [w for _, w in values]
+    mean, spread = (float(np.average(part, weights=weights)) for part in (numbers, numbers.square()))
+    return mean, math.sqrt(max(spread - mean * mean, 0.0))
 
 
 def make_optimiser(phase: Phase, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -351,6 +376,8 @@ class RecipeCourse:
                 raise InputError(
                     f"all {len(data)} {name} images are of class {only}; at least two are needed"
                 )
+        if recipe.transforms and train.images.ndim > 4:
+            raise InputError("COSE's transforms are of images, and these are volumes; leave transforms out")
         image = model.preprocess.from_bytes(train.images[:1])
         classes = max(2, model.logits(image).shape[1])
         model.head.need_one_class("training")
@@ -400,8 +427,8 @@ class RecipeCourse:
         masks = {part: mask[chosen].to(device, non_blocking=True) for part, mask in data.masks.items()}
         if self.recipe.flip:
             flip = mirrored.to(device)
-            images = torch.where(flip[:, None, None, None], images.flip(-1), images)
-            masks = {part: torch.where(flip[:, None, None], m.flip(-1), m) for part, m in masks.items()}
+            images = torch.where(per_map(flip, images), images.flip(-1), images)
+            masks = {part: torch.where(per_map(flip, m), m.flip(-1), m) for part, m in masks.items()}
         if self.recipe.transforms:
             images, masks = vary(images, masks)
         return TrainInputs(self.model.ready(self.model.preprocess.from_bytes(images)), labels, masks)
@@ -409,7 +436,7 @@ class RecipeCourse:
 
 def validate(model: Model, data: Data, amp: bool = False) -> tuple[float, float]:
     """Accuracy and AUC of a network in evaluation mode."""
-    size = (int(data.images.shape[-2]), int(data.images.shape[-1]))
+    size = tuple(data.images.shape[2:])
 
     def images(start: int, stop: int) -> Tensor:
         return model.preprocess.from_bytes(data.images[start:stop].to(model.device))
@@ -513,7 +540,7 @@ class Tally:
 
     step: Tensor | None = None  # sum of squares so far
     seen: set[int] = field(default_factory=set)  # parameters counted in this step
-    norms: list[Tensor] = field(default_factory=list)  # total and highest
+    norms: list[Tensor] = field(default_factory=list)  # sum, highest, and sum of squares
     steps: int = 0
 
     def add(self, number: int, parameter: Tensor) -> None:
@@ -532,8 +559,8 @@ class Tally:
         """End the step."""
         if self.step is not None:
             norm = self.step.sqrt()
-            total, highest = self.norms or (torch.zeros_like(norm), norm)
-            self.norms = [total + norm, torch.maximum(highest, norm)]
+            total, highest, squares = self.norms or (torch.zeros_like(norm),) * 3
+            self.norms = [total + norm, torch.maximum(highest, norm), squares + self.step]
             self.steps += 1
         self.step = None
         self.seen.clear()
@@ -561,8 +588,10 @@ class GradientLog:
         for name, tally in self._tallies.items():
             tally.close()
             if tally.steps:
-                total, highest = map(float, tally.norms)
-                norms[name] = GradientNorm(total / tally.steps, highest)
+                total, highest, squares = map(float, tally.norms)
+                mean = total / tally.steps
+                variance = max(squares / tally.steps - mean * mean, 0.0)
+                norms[name] = GradientNorm(mean, highest, math.sqrt(variance))
             tally.norms, tally.steps = [], 0
         return norms
 
