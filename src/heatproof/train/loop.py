@@ -123,31 +123,23 @@ class Data:
 def read_data(
     source: Source, preprocess: Preprocess, indices: Sequence[int] | None = None, batch_size: int = 64
 ) -> tuple[Data, list[Failure]]:
-    """Read and preprocess a source's images and masks; also returns the images that failed.
-
-    Raises InputError if the values of a scan are not fractions of 1, which 8 bits would cut off.
-    """
+    """Read and preprocess a source's images and masks; also returns the images that failed."""
     if not source.labelled:
         raise InputError("these images have no labels, and a classifier cannot be trained without")
     images, labels, failures = [], [], []
     masks: dict[str, list[Tensor]] = {part: [] for part in source.parts}
     for batch, failed in batches(source, preprocess, batch_size, indices):
         # The loader normalises; undone, the 8 bits come back exactly.
-        fractions = preprocess.restore(batch.images)
-        if source.deep and not torch.allclose(preprocess.normalise(fractions), batch.images, atol=1e-3):
-            raise InputError(
-                f"{batch.ids[0]} or an image read with it has values outside [0, 1]; set a window of the "
-                "preprocessing, such as 40,400 or range"
-            )
-        images.append(eight_bit(fractions))
+        images.append(eight_bit(preprocess.restore(batch.images)))
         assert batch.labels is not None
         labels.append(batch.labels)
         for part, read in masks.items():
             assert batch.truth is not None
             read.append(batch.truth.masks[part])
         failures += failed
-    if not images:
-        raise InputError("there is nothing to train on: no image was chosen")
+    if not sum(map(len, images)):
+        why = f"{failures[0].id}: {failures[0].reason}" if failures else "no image was chosen"
+        raise InputError(f"there is nothing to train on: {why}")
     parts = {part: torch.cat(read) for part, read in masks.items()}
     return Data(torch.cat(images), torch.cat(labels), parts), failures
 
