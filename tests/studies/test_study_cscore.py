@@ -243,7 +243,7 @@ def test_volumes_are_trained_on_and_scored(tmp_path: Path) -> None:
         "select count(*) as n from scores where metric = 'f1' and label is null"
     )
     assert rows["n"] == 3
-    with pytest.raises(InputError, match="nothing to train on: .* set preprocess.window"):
+    with pytest.raises(InputError, match=r"nothing to train on: .* set preprocess\.window"):
         cscore_study(replace(given, window=(), out=tmp_path / "none"))
     with pytest.raises(InputError, match="these are volumes"):
         cscore_study(replace(given, transforms=True, out=tmp_path / "none"))
