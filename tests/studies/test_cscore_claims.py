@@ -112,7 +112,7 @@ def test_methods_converge_where_the_paper_says_so() -> None:
 @pytest.mark.parametrize(
     ("score", "colour", "word"),
     [
-        (0.0, "red", "slight"), (0.0004, "red", "slight"), (0.0005, "amber", "slight"),
+        (0.0, "red", "none"), (0.0004, "red", "none"), (0.0005, "amber", "slight"),
         (0.299, "amber", "fair"),
         (0.3, "", "fair"), (0.79, "", "substantial"), (0.8, "green", "almost perfect"),
         (1.0, "green", "almost perfect"), (math.nan, "", ""),

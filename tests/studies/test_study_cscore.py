@@ -126,7 +126,7 @@ def test_lists_weights_and_gradients_may_be_chosen(tmp_path: Path) -> None:
     assert [r["metric"] for r in rows] == ["cscore(tau=0.3, weights='calibrated', anchor='epoch04')"]
     lists = [tuple(c.classes.values()) for c in Trajectory.from_run(outcome.run.folder)]
     assert len(lists) == 3 and len(set(lists)) == 1, "the lists of the last epoch hold at all of them"
-    assert "Do the gradients warn early?" in outcome.page.read_text()
+    assert "## Causes of collapse" in outcome.page.read_text()
     assert len(outcome.book.tables["gradients"].rows) == 4
 
 

@@ -112,19 +112,7 @@ class EarlyWarning(NamedTuple):
 
     alarms: int  # epochs with an alarm
     foretold: int
-    events: int
-    epochs: int
     p: float  # NaN if there is nothing to test
-
-    def sentence(self, what: str = "an alarm", event: str = "a jump of the gradients") -> str:
-        if math.isnan(self.p):
-            counts = f"epochs with {event}: {self.events} of {self.epochs}; with {what}: {self.alarms}"
-            return f"There is nothing to test ({counts})."
-        verdict = "more than chance gives" if self.p <= 0.05 else "no more than chance gives"
-        return (
-            f"{self.foretold} of {self.alarms} epochs with {what} had {event} in the {WINDOW} epochs before "
-            f"({self.events} of {self.epochs} epochs have one): {verdict}, p = {self.p:.2f}."
-        )
 
 
 def early_warning(
@@ -146,7 +134,7 @@ def early_warning(
     p = math.nan
     if raised and any(flags):
         p = sum(foretold(shift) >= foretold(0) for shift in range(len(epochs))) / len(epochs)
-    return EarlyWarning(len(raised), foretold(0), sum(flags), len(epochs), p)
+    return EarlyWarning(len(raised), foretold(0), p)
 
 
 def write_gradients(run: Path, checkpoint: str, norms: Norms) -> None:

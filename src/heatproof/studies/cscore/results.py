@@ -308,9 +308,11 @@ def cell(score: PerClass | None, brief: bool = False) -> Cell:
 
 def zeros(run: Trajectory, method: str, label: int) -> str:
     """The reason of every score of 0, by checkpoint."""
-    scores = [(c.name, score) for c in run if (score := score_of(c, method, label)) and score.value == 0]
-    reasons = [f"{name}: {score.reason or EMPTY * (not score.n)}" for name, score in scores]
-    return "; ".join(reason for reason in reasons if not reason.endswith(": "))
+    reasons: dict[str, list[str]] = {}
+    for c in run:
+        if (score := score_of(c, method, label)) is not None and score.value == 0:
+            reasons.setdefault(score.reason or EMPTY * (not score.n), []).append(c.name)
+    return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items() if reason)
 
 
 def change(first: CheckpointState, last: CheckpointState, method: str, label: int | None = None) -> float:
@@ -400,12 +402,6 @@ def write_network(
     if network.history is not None:
         auc, marks = [(e.epoch, e.auc) for e in epochs], [position(run, network.end_states[0])]
     events = training.training_events(epochs)
-    at = [a.epoch for a in network.alarms if a.epoch is not None]
-    both, every = ((at, "an alarm"), (flagged, "a flag")), [e.epoch for e in epochs]
-    warnings = [
-        training.early_warning(every, events[training.GRADIENTS], when).sentence(what)
-        for when, what in both if norms
-    ]  # fmt: skip
     scores = {f"{c.name}, AUC {c.auc:.3f}": score_grid(run, c) for c in network.end_states}
     drawn = {
         "trajectories": trajectory_figure(run, network.alarms, auc, marks, norms),
@@ -425,7 +421,7 @@ def write_network(
     }  # fmt: skip
     return write_page(
         out, "studies/cscore/network.md", TABLES, drawn, **content, held_out=held_out, failures=failures,
-        recommendation=recommend(run, network.alarms), warnings=warnings, events=events, grew=grew,
+        recommendation=recommend(run, network.alarms), logged=bool(norms), events=events, grew=grew,
         causes=causes(network), converged_at=claims.converged(run),
         places=place_scores(folder, run.checkpoints[-1].name) if places else None, swept=depth_rows(swept),
     )  # fmt: skip
