@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import combinations, product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,11 +13,15 @@ from hypothesis import strategies as st
 from test_cscore_networks import PUBLISHED, table_of
 
 from heatproof.metrics.gold import reading
+from heatproof.report.page import render
 from heatproof.report.tables import Column, Table, Value
 from heatproof.studies.cscore import claims
 from heatproof.studies.cscore.claims import converged, mean_rise, rises, spread
 from heatproof.studies.cscore.results import BANDS
+from heatproof.verdict.data import read_run
+from heatproof.verdict.judge import judge
 from heatproof.verdict.trajectory import Trajectory
+from made_run import make_run
 from published_training import published
 
 ARCHITECTURES = ("DenseNet201", "InceptionV3", "ResNet50V2")
@@ -136,3 +141,9 @@ def test_bands_are_drawn_in_every_form_of_a_table() -> None:
     assert (
         "🟩 0.900 [0.800, 1.000]" in both.markdown() and both.csv() == "a,a low,a high,a n\n0.9,0.8,1.0,4\n"
     )
+
+
+def test_bands_are_drawn_in_the_report(tmp_path: Path) -> None:
+    data = read_run(make_run(tmp_path / "run", cscores=(0.9, 0.01)))
+    page = render(data, judge(data), None)
+    assert '<span class="band green">0.900</span>' in page and '<span class="band amber">0.010</span>' in page

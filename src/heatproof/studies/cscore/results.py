@@ -396,7 +396,7 @@ def write_network(
         places: whether the images have boxes or masks.
     """
     content = network_content(network)
-    run, epochs, methods, flagged = network.run, network.epochs, content["methods"], content["flagged"]
+    run, epochs, methods = network.run, network.epochs, content["methods"]
     norms = [(e.epoch, e.gradients) for e in epochs] if any(e.gradients for e in epochs) else []
     auc, marks = [(position(run, c), c.auc) for c in run], list[float]()
     if network.history is not None:
