@@ -271,7 +271,9 @@ def fit_epochs(
             at = partial(TrainProgress, epoch, course.epochs)
             with seeded(plan.seed):
                 losses = _epoch(model, plan, optimiser, at, report)
-            (loss, spread), steps = weighted_moments(losses), len(losses)
+            numbers, weights = (np.array(part, np.float64) for part in zip(*losses, strict=True))
+            loss, steps = float(np.average(numbers, weights=weights)), len(losses)
+            spread = math.sqrt(np.average((numbers - loss) ** 2, weights=weights))
             if not math.isfinite(loss):
                 where = f"in epoch {epoch} ({plan.name})"
                 raise ModelError(f"the loss is not finite {where}; lower its lr or set clip")
@@ -292,7 +294,7 @@ def fit_epochs(
 def _epoch(
     model: Model, plan: EpochPlan, optimiser: torch.optim.Optimizer, at: Callable[[int, int], TrainProgress],
     report: ProgressCallback,
-) -> list[tuple[Tensor, int]]:  # fmt: skip
+) -> list[tuple[float, int]]:  # fmt: skip
     """Train on every batch once; return the mean loss and the number of images of each."""
     parameters = [p for group in optimiser.param_groups for p in group["params"]]
     losses, loads = [], plan.batches()
@@ -313,18 +315,7 @@ def _epoch(
         losses.append((loss.detach(), len(inputs.labels)))
         report(at(number, len(loads)))
     optimiser.zero_grad(set_to_none=True)
-    return losses
-
-
-def weighted_moments(values: Sequence[tuple[Tensor, int]]) -> tuple[float, float]:
-    """Mean and standard deviation of numbers with weights.
-
-    >>> weighted_moments([(torch.tensor(1.0), 1), (torch.tensor(3.0), 1)])
-    (2.0, 1.0)
-    """
-    numbers, weights = torch.stack([value for value, _ in values]).double().cpu(), [w for _, w in values]
-    mean, spread = (float(np.average(part, weights=weights)) for part in (numbers, numbers.square()))
-    return mean, math.sqrt(max(spread - mean * mean, 0.0))
+    return [(float(loss), count) for loss, count in losses]
 
 
 def make_optimiser(phase: Phase, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:

@@ -21,7 +21,7 @@ until the end, more than half of the methods are in such a group. elangovan2026c
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from statistics import pstdev
 from typing import NamedTuple
@@ -83,6 +83,8 @@ def is_eigencam(method: str) -> bool:
 def mean_rise(trainings: Sequence[Phases], seed: int = 0) -> tuple[float, float]:
     """Mean over trainings of late minus early scores, and its one-sided p; see the top.
 
+    Scores that are NaN, and trainings with one phase only, are left out.
+
     >>> mean_rise([(np.array([0.1, 0.2, 0.9]), np.array([False, False, True]))])
     (0.75, 0.3333333333333333)
     """
@@ -90,21 +92,22 @@ def mean_rise(trainings: Sequence[Phases], seed: int = 0) -> tuple[float, float]
     def rise(scores: np.ndarray, late: np.ndarray) -> float:
         return float(scores[late].mean() - scores[~late].mean())
 
-    if not trainings:
+    known = [(scores[~np.isnan(scores)], late[~np.isnan(scores)]) for scores, late in trainings]
+    known = [(scores, late) for scores, late in known if 0 < late.sum() < len(late)]
+    if not known:
         return math.nan, math.nan
-    true = sum(rise(*training) for training in trainings)
-    if math.prod(math.comb(len(late), int(late.sum())) for _, late in trainings) <= MOST:
+    true = sum(rise(*training) for training in known)
+    if math.prod(math.comb(len(late), int(late.sum())) for _, late in known) <= MOST:
         sums = np.zeros(1)
-        for scores, late in trainings:
+        for scores, late in known:
             chosen = combinations(range(len(late)), int(late.sum()))
             ways = [rise(scores, np.isin(np.arange(len(late)), some)) for some in chosen]
             sums = np.add.outer(sums, ways).ravel()
-        p = float((sums >= true - 1e-12).mean())
     else:
         rng = np.random.default_rng(seed)
-        drawn = [sum(rise(scores, rng.permutation(late)) for scores, late in trainings) for _ in range(MOST)]
-        p = (1 + sum(value >= true - 1e-12 for value in drawn)) / (1 + MOST)
-    return true / len(trainings), p
+        drawn = [sum(rise(scores, rng.permutation(late)) for scores, late in known) for _ in range(MOST)]
+        sums = np.array([true, *drawn])
+    return true / len(known), float((sums >= true - 1e-12).mean())
 
 
 def rises(trainings: Sequence[tuple[Trajectory, Sequence[bool]]]) -> list[Rise]:
@@ -112,30 +115,29 @@ def rises(trainings: Sequence[tuple[Trajectory, Sequence[bool]]]) -> list[Rise]:
     states = [checkpoint.methods for run, _ in trainings for checkpoint in run]
     methods = [m for m in (states[0] if states else ()) if all(m in state for state in states)]
     scores = {m: [np.array([c.methods[m].value for c in run]) for run, _ in trainings] for m in methods}
-    unknown = [np.full(len(run), math.nan) for run, _ in trainings]
-    eigen = next((scores[m] for m in methods if is_eigencam(m)), unknown)
+    eigen = next((of for m, of in scores.items() if is_eigencam(m)), [np.array(math.nan)] * len(trainings))
 
-    def tested(values: Mapping[str, Sequence[np.ndarray]]) -> dict[str, tuple[float, float]]:
+    def tested(minus: Sequence[np.ndarray] | None) -> dict[str, tuple[float, float]]:
         results = {}
-        for m, own in values.items():
-            pairs = [
-                (v[~np.isnan(v)], np.array(late)[~np.isnan(v)])
-                for v, (_, late) in zip(own, trainings, strict=True)
-            ]
-            results[m] = mean_rise([pair for pair in pairs if 0 < pair[1].sum() < len(pair[1])])
-        corrected = holm({m: p for m, (_, p) in results.items() if not math.isnan(p)})
-        return {m: (rise, corrected.get(m, math.nan)) for m, (rise, _) in results.items()}
+        for m, of in scores.items():
+            series = of if minus is None else [a - b for a, b in zip(of, minus, strict=True)]
+            phases = [np.array(late) for _, late in trainings]
+            results[m] = mean_rise(list(zip(series, phases, strict=True)))
+        judged = {
+            m: p
+            for m, (_, p) in results.items()
+            if not math.isnan(p) and (minus is None or not is_eigencam(m))
+        }
+        corrected = holm(judged)
+        return {
+            m: (rise if m in judged else math.nan, corrected.get(m, math.nan))
+            for m, (rise, _) in results.items()
+        }
 
-    own = tested(scores)
-    beyond = tested(
-        {m: [a - b for a, b in zip(scores[m], eigen, strict=True)] for m in methods if not is_eigencam(m)}
-    )
-    starts = {m: float(np.mean([v[0] for v in scores[m]])) for m in methods}
-    first, nothing = float(np.mean([v[0] for v in eigen])) if methods else math.nan, (math.nan, math.nan)
-    return [
-        Rise(m, uses_gradients(m), starts[m], starts[m] - first, *own[m], *beyond.get(m, nothing))
-        for m in methods
-    ]
+    own, beyond = tested(None), tested(eigen)
+    starts = {m: float(np.mean([values[0] for values in of])) for m, of in scores.items()}
+    first = float(np.mean([values.flat[0] for values in eigen])) if methods else math.nan
+    return [Rise(m, uses_gradients(m), starts[m], starts[m] - first, *own[m], *beyond[m]) for m in methods]
 
 
 class Spread(NamedTuple):

@@ -364,23 +364,21 @@ def network_content(network: Network) -> dict[str, Any]:
 
 
 def causes(network: Network) -> list[tuple[Any, ...]]:
-    """Event, epochs with it, and for alarms and for flags: how many it precedes, how many there are, p."""
-    epochs = [e.epoch for e in network.epochs]
+    """Event, epochs with it, and for alarms and for flags: how many it precedes, and p."""
+    epochs, events = [e.epoch for e in network.epochs], training.training_events(network.epochs)
     at = [a.epoch for a in network.alarms if a.epoch is not None]
     flagged = [epoch for epoch, flag in network.flags.items() if flag]
-    rows, events = [], training.training_events(network.epochs)
     tests = {
         (event, k): training.early_warning(epochs, when, what, nearest=0)
-        for event, when in events.items() for k, what in enumerate((at, flagged))
-    }  # fmt: skip
-    corrected = holm({key: test.p for key, test in tests.items() if not math.isnan(test.p)})
-    for event, when in events.items():
-        of = [
-            (f"{tests[event, k].foretold} of {tests[event, k].alarms}", corrected.get((event, k)))
-            for k in (0, 1)
-        ]
-        rows.append((event, ", ".join(map(str, when)), *of[0], *of[1]))
-    return rows
+        for event, when in events.items()
+        for k, what in enumerate((at, flagged))
+    }
+    p = holm({key: test.p for key, test in tests.items() if not math.isnan(test.p)})
+    cells = {key: (f"{test.foretold} of {test.alarms}", p.get(key)) for key, test in tests.items()}
+    return [
+        (event, ", ".join(map(str, when)), *cells[event, 0], *cells[event, 1])
+        for event, when in events.items()
+    ]
 
 
 def write_network(
