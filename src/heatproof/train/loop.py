@@ -271,12 +271,12 @@ def fit_epochs(
             at = partial(TrainProgress, epoch, course.epochs)
             with seeded(plan.seed):
                 losses = _epoch(model, plan, optimiser, at, report)
-            numbers, weights = (np.array(part, np.float64) for part in zip(*losses, strict=True))
-            loss, steps = float(np.average(numbers, weights=weights)), len(losses)
-            spread = math.sqrt(np.average((numbers - loss) ** 2, weights=weights))
+            numbers, sizes = (np.array(part, np.float64) for part in zip(*losses, strict=True))
+            loss, steps = float(np.average(numbers, weights=sizes)), len(losses)
             if not math.isfinite(loss):
                 where = f"in epoch {epoch} ({plan.name})"
                 raise ModelError(f"the loss is not finite {where}; lower its lr or set clip")
+            spread = math.sqrt(np.average((numbers - loss) ** 2, weights=sizes))
             scores = course.validate()
             seconds = round(time.perf_counter() - start, 3)
             norms = {} if log is None else log.take()

@@ -37,6 +37,7 @@ MOST = 20_000  # ways to assign checkpoints to phases
 LEVEL = 0.05
 EQUAL = 0.05  # of C: methods that differ by no more are called equivalent
 EIGEN = "eigencam"
+GRADIENTS = frozenset({"gradients", "scales", "input_gradient"})  # needs of methods
 
 Phases = tuple[np.ndarray, np.ndarray]  # scores of a training by checkpoint, and which are of phase 2
 
@@ -71,7 +72,7 @@ class Rise(NamedTuple):
 def uses_gradients(method: str) -> bool:
     """Whether a method reads gradients, by its registered needs; False for unknown methods."""
     try:
-        return bool(explainers.get(parse_call(method)[0]).needs & {"gradients", "scales", "input_gradient"})
+        return not GRADIENTS.isdisjoint(explainers.get(parse_call(method)[0]).needs)
     except UnknownNameError:
         return False
 

@@ -302,8 +302,8 @@ def cell(score: PerClass | None, brief: bool = False) -> Cell:
     """A C-Score in the colour of its band, with interval and n unless it is brief."""
     if score is None:
         return None
-    more = () if brief else (score.interval, score.n)
-    return Value(score.value, *more, colour=reading(score.value, "colours"))
+    interval, n = (None, None) if brief else (score.interval, score.n)
+    return Value(score.value, interval, n, reading(score.value, "colours"))
 
 
 def zeros(run: Trajectory, method: str, label: int) -> str:
