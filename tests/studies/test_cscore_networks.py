@@ -216,7 +216,7 @@ def test_seeds_are_trainings_on_one_page_with_the_same_images(
     rows = {row[2]: row for row in tables["distances"].rows}
     assert set(rows) == {"gradcam", "eigencam"}
     assert first.folder is not None and second.folder is not None
-    one, other = (n.folder.maps().read("epoch04", "gradcam") for n in (first, second))  # type: ignore[union-attr]
+    one, other = (n.folder.maps().read("epoch04", "gradcam") for n in (first, second))
     assert one.ids == other.ids
     means = []
     labels = np.array(["disc" in name for name in one.ids])

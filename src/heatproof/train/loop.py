@@ -519,33 +519,30 @@ def digest(module: nn.Module) -> str:
 
 @dataclass
 class Tally:
-    """Sums of the gradient norms of one layer; they stay on the device until they are read."""
+    """Sums of the gradient norms of each layer; they stay on the device until they are read."""
 
-    step: Tensor | None = None  # sum of squares so far
+    squares: dict[str, Tensor] = field(default_factory=dict)  # by layer: sum in this step
     seen: set[int] = field(default_factory=set)  # parameters counted in this step
-    norms: list[Tensor] = field(default_factory=list)  # sum, highest, and sum of squares
-    steps: int = 0
+    sums: dict[str, tuple[int, Any, Any, Any]] = field(default_factory=dict)  # steps, norms, squares; highest
 
-    def add(self, number: int, parameter: Tensor) -> None:
+    def add(self, layer: str, number: int, parameter: Tensor) -> None:
         """Add one parameter's gradient; the second gradient of a parameter begins a new step."""
-        gradient = parameter.grad
-        if gradient is None:
+        if (gradient := parameter.grad) is None:
             return
         if number in self.seen:
             self.close()
         values = gradient.coalesce().values() if gradient.is_sparse else gradient
         squares = torch.linalg.vector_norm(values.detach(), dtype=torch.float32).square()
-        self.step = squares if self.step is None else self.step + squares
+        self.squares[layer] = self.squares[layer] + squares if layer in self.squares else squares
         self.seen.add(number)
 
     def close(self) -> None:
         """End the step."""
-        if self.step is not None:
-            norm = self.step.sqrt()
-            total, highest, squares = self.norms or (torch.zeros_like(norm),) * 3
-            self.norms = [total + norm, torch.maximum(highest, norm), squares + self.step]
-            self.steps += 1
-        self.step = None
+        for layer, squares in self.squares.items():
+            norm = squares.sqrt()
+            steps, total, second, highest = self.sums.get(layer, (0, 0, 0, norm))
+            self.sums[layer] = steps + 1, total + norm, second + squares, torch.maximum(highest, norm)
+        self.squares.clear()
         self.seen.clear()
 
 
@@ -553,29 +550,28 @@ class GradientLog:
     """Logs the gradient norms of a network, by one hook on each parameter, until it is closed or deleted."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._tallies: dict[str, Tally] = {}
+        self._tally, self._layers = Tally(), dict[str, None]()  # hooks refer to the tally, not to this object
         handles: list[Any] = []
         for number, (name, parameter) in enumerate(module.named_parameters()):
             if not (parameter.is_floating_point() or parameter.is_complex()):
                 continue
-            tally = self._tallies.setdefault(layer_of(name), Tally())
+            self._layers[layer_of(name)] = None
             frozen = not parameter.requires_grad
             parameter.requires_grad_(True)  # torch takes a hook on nothing else; it may be unfrozen later
-            handles.append(parameter.register_post_accumulate_grad_hook(partial(tally.add, number)))
+            hook = partial(self._tally.add, layer_of(name), number)
+            handles.append(parameter.register_post_accumulate_grad_hook(hook))
             parameter.requires_grad_(not frozen)
         self.close = weakref.finalize(self, lambda: [handle.remove() for handle in handles])
 
     def take(self) -> dict[str, GradientNorm]:
         """Norms of each layer that had gradients since the last call, in the order of the network."""
-        norms = {}
-        for name, tally in self._tallies.items():
-            tally.close()
-            if tally.steps:
-                total, highest, squares = map(float, tally.norms)
-                mean = total / tally.steps
-                variance = max(squares / tally.steps - mean * mean, 0.0)
-                norms[name] = GradientNorm(mean, highest, math.sqrt(variance))
-            tally.norms, tally.steps = [], 0
+        self._tally.close()
+        norms, sums = {}, self._tally.sums
+        for name in filter(sums.__contains__, self._layers):
+            steps, total, second, highest = map(float, sums[name])
+            mean = total / steps
+            norms[name] = GradientNorm(mean, highest, math.sqrt(max(second / steps - mean * mean, 0.0)))
+        sums.clear()
         return norms
 
 
