@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from heatproof.metrics.results import PerClass
-from heatproof.verdict.trajectory import CheckpointState, ClassState, MethodState, Trajectory
+from heatproof.verdict.trajectory import CheckpointState, ClassState, Trajectory
 
 TABLES: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "papers.json").read_text())["cscore"]
 CLASSES = {"normal": 317, "pneumonia": 855}  # images of each
@@ -23,9 +23,11 @@ def published(architecture: str) -> Trajectory:
         gold = [lists["best_point"]["n0"], lists["N"] - lists["best_point"]["n0"]]
         states = {c: ClassState(total, gold[c]) for c, total in enumerate(CLASSES.values())}
         methods = {
-            method: MethodState(
-                PerClass(overall[k], sum(gold), math.nan),
-                {
+            method: PerClass(
+                overall[k],
+                sum(gold),
+                math.nan,
+                classes={
                     c: PerClass(TABLES[n][architecture][method][k], gold[c], math.nan)
                     for c, n in enumerate(CLASSES)
                 },

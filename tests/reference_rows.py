@@ -49,7 +49,7 @@ METHODS = [
 METRICS = [
     "localise", "structure", "insertion(steps=8)", "deletion(steps=8)", "randomisation(depths=2)",
     "input_shift", "fragility(draws=1)", "cscore", "cscore(tau='adaptive', weights='calibrated')",
-    "accuracy", "recall", "auc", "method_agreement", "specificity(draws=2, steps=5)", "untrained",
+    "accuracy", "recall", "f1", "auc", "method_agreement", "specificity(draws=2, steps=5)", "untrained",
 ]  # fmt: skip
 MORE = [
     "gradient-x-input", "occlusion(window=12, stride=12)", "gradient-shap(samples=4)", "reciprocam",

@@ -17,6 +17,7 @@ from heatproof.explain.cams import (
     hirescam,
     layercam,
     leading_direction,
+    ms_gradcam_plus_plus,
     xgradcam,
 )
 from heatproof.types import Maps, Trace, normalise
@@ -150,3 +151,38 @@ def test_maps_normalise_upsample_and_know_when_they_say_nothing() -> None:
     pixels = maps.upsample()
     assert pixels.shape == (3, 8, 8) and (pixels.amin(), pixels.amax()) == (0, 1)
     assert torch.equal(normalise(7 * values), maps.normalised())
+
+
+@pytest.mark.parametrize("scaled", [True, False], ids=["scaled", "eq. 7"])
+def test_multi_scale_maps_equal_a_slow_mean(scaled: bool) -> None:
+    """Eq. 7 is the mean of the layers' maps as they are; the default brings each to [0, 1] first."""
+    generator, sizes = torch.Generator().manual_seed(2), {"early": (8, 8), "middle": (4, 4), "late": (2, 2)}
+
+    def drawn(scale: float) -> dict[str, torch.Tensor]:
+        return {
+            name: scale * 3**k * torch.rand(2, 3, *size, generator=generator).double()
+            for k, (name, size) in enumerate(sizes.items())
+        }
+
+    images, nothing = torch.zeros(2, 3, 16, 16), torch.zeros(2, 1)
+    activations, gradients = drawn(1.0), drawn(0.1)
+    maps: dict[str, Any] = {"activations": activations, "gradients": gradients, "scales": tuple(sizes)}
+    trace = Trace(None, images, nothing, nothing, layer="late", **maps)  # type: ignore[arg-type]
+    ours = ms_gradcam_plus_plus(trace, scaled=scaled)
+    slow = np.zeros((2, 16, 16))
+    for name, (height, _) in sizes.items():
+        for i in range(2):
+            a, g = activations[name][i].numpy(), gradients[name][i].numpy()
+            own = np.zeros(a.shape[1:])
+            for k in range(3):
+                alpha = g[k] ** 2 / (2 * g[k] ** 2 + a[k].sum() * g[k] ** 3)
+                own += (alpha * np.maximum(g[k], 0)).sum() * a[k]
+            own = np.maximum(own, 0)
+            own = (own - own.min()) / (own.max() - own.min()) if scaled else own
+            at = np.clip((np.arange(16) + 0.5) * height / 16 - 0.5, 0, None)  # bilinear, by hand
+            low = at.astype(int)
+            high, part = np.minimum(low + 1, height - 1), at - low
+            rows = own[low] * (1 - part)[:, None] + own[high] * part[:, None]
+            slow[i] += (rows[:, low] * (1 - part) + rows[:, high] * part) / 3
+    close(ours, slow[0], atol=1e-5)
+    assert not np.allclose(slow[0], ms_gradcam_plus_plus(trace, scaled=not scaled)[0].numpy(), atol=1e-2)

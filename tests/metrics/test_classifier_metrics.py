@@ -1,4 +1,4 @@
-"""Accuracy, recall and AUC against scikit-learn, and where they are not defined; calibration."""
+"""Accuracy, recall, F1 and AUC against scikit-learn, and where they are not defined; calibration."""
 
 import math
 
@@ -7,10 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import accuracy_score, balanced_accuracy_score, recall_score, roc_auc_score
+from sklearn.metrics import accuracy_score, balanced_accuracy_score, f1_score, recall_score, roc_auc_score
 
 from heatproof.errors import InputError
-from heatproof.metrics.classifier import accuracy, auc, auc_errors, recall
+from heatproof.metrics.classifier import accuracy, auc, auc_errors, f1, recall
 from heatproof.metrics.cscores import calibrate, temperature
 
 quick = settings(max_examples=40, deadline=None)
@@ -55,6 +55,9 @@ def test_multiclass_equals_sklearn(seed: int, classes: int) -> None:
         result = recall(y, outputs, logits=logits)
         assert result.value == pytest.approx(balanced_accuracy_score(y, predicted))
         assert list(result.classes.values()) == pytest.approx(recall_score(y, predicted, average=None))
+        scores = f1(y, outputs, logits=logits)
+        assert scores.value == pytest.approx(f1_score(y, predicted, average="macro"))
+        assert list(scores.classes.values()) == pytest.approx(f1_score(y, predicted, average=None))
 
 
 def test_saturated_logits_still_rank() -> None:
@@ -80,7 +83,7 @@ def test_one_class_only_is_nan_with_a_reason() -> None:
     assert result.reason == "left out: class 0 has no image"
     three = auc([0, 0, 1, 1], softmax(np.random.default_rng(0).normal(size=(4, 3))))
     assert math.isnan(three.classes[2]) and not math.isnan(three.value) and "class 2" in three.reason
-    for metric in (accuracy, recall, auc):
+    for metric in (accuracy, recall, f1, auc):
         nothing = metric([], np.zeros((0, 3)))
         assert math.isnan(nothing.value) and nothing.n == 0 and nothing.reason
 
@@ -99,7 +102,7 @@ def test_calibration_finds_the_temperature_that_was_applied() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_gpu_gives_the_same() -> None:
     y, z = problem(0, 4)
-    for metric in (accuracy, recall, auc):
+    for metric in (accuracy, recall, f1, auc):
         here, there = (
             metric(y, z, logits=True),
             metric(torch.tensor(y).cuda(), torch.tensor(z).cuda(), logits=True),
@@ -117,7 +120,7 @@ def test_gpu_gives_the_same() -> None:
     ],
 )
 def test_bad_input_raises_a_clear_error(labels: list, probs: list, logits: bool, sentence: str) -> None:
-    for metric in (accuracy, recall, auc):
+    for metric in (accuracy, recall, f1, auc):
         with pytest.raises(InputError) as error:
             metric(labels, probs, logits=logits)
         assert sentence in str(error.value) and "\n" not in str(error.value)
@@ -184,3 +187,17 @@ def test_the_paired_error_is_that_of_a_bootstrap_over_images(classes: int) -> No
 
 def test_a_class_with_one_image_has_no_error() -> None:
     assert np.isnan(auc_errors([0, 0, 1], [0.1, 0.2, 0.7])).tolist() == [False, False, True]
+
+
+@quick
+@given(st.integers(0, 10_000), st.integers(2, 5))
+def test_f1_of_several_labels_and_of_a_class_without_images_equals_sklearn(seed: int, k: int) -> None:
+    rng = np.random.default_rng(seed)
+    table, p = rng.integers(0, 2, (40, k)), rng.random((40, k))
+    expected = f1_score(table, p >= 0.4, average=None, zero_division=0)
+    assert list(f1(table, p, tau=0.4).classes.values()) == pytest.approx(expected)
+    y, z = problem(seed, k)
+    wider = np.concatenate([z, z[:, :1] + 0.1], axis=1)  # a class that is predicted and never occurs
+    known = f1_score(y, wider.argmax(1), labels=range(k), average="macro", zero_division=0)
+    result = f1(y, wider, logits=True)
+    assert result.value == pytest.approx(known) and math.isnan(result.classes[k])

@@ -53,8 +53,8 @@ def test_numbers_by_finding_are_those_of_each_alone(network: nn.Module, weights:
         alone = Monitor(images, truth[:, c].long(), ["gradcam"], **own_layer)
         other = alone.step(OneLogit(network, c), 1)
         assert other is not None and other.measured is not None
-        assert report.measured.auc.classes[c] == other.auc
-        assert report.recall[name] == other.measured.recall.classes[1]
+        assert report.measured.classifier["auc"].classes[c] == other.auc
+        assert report.recall[name] == other.measured.classifier["recall"].classes[1]
         own, same = report.by_class["gradcam"][name], other.measured.scores["gradcam"].classes[1]
         assert (own.n, own.degenerate) == (same.n, same.degenerate)
         assert own.value == pytest.approx(same.value, abs=1e-6, nan_ok=True)
@@ -97,7 +97,7 @@ def test_a_finding_whose_threshold_is_lost_raises_its_own_alarm(network: nn.Modu
     report = monitor.step(good, 3)
     assert report is not None
     assert {(alarm.mechanism, alarm.class_name) for alarm in report.new_alarms} == {(1, "cross")}
-    assert report.new_alarms[0].evidence["auc"] == report.measured.auc.classes[1]
+    assert report.new_alarms[0].evidence["auc"] == report.measured.classifier["auc"].classes[1]
 
 
 def test_a_source_with_findings_brings_them(network: nn.Module) -> None:

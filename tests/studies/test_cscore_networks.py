@@ -102,9 +102,11 @@ def test_the_class_gap_and_the_classes_are_printed_as_the_paper_has_them() -> No
     assert len(table.rows) == 12
     for row in table.rows:
         printed = TABLES["normal" if row[0] == "Normal" else "pneumonia"]["DenseNet201"][str(row[1])]
-        for cell, value, checkpoint in zip(row[2:], printed, dense, strict=True):
-            empty = checkpoint.classes[0 if row[0] == "Normal" else 1].gold == 0
-            assert math.isnan(number(cell)) if empty else number(cell) == value
+        cells = dict(zip((c.name for c in table.columns), row, strict=True))
+        for value, checkpoint in zip(printed, dense, strict=True):
+            assert number(cells[checkpoint.name]) == value, "0.000 of an empty list too"
+        assert cells["why 0.000"] == ("E25: the gold list is empty" if row[0] == "Normal" else "")
+        assert number(cells["change"]) == pytest.approx(printed[6] - printed[4])
 
 
 def test_a_method_s_row_has_its_worst_class_and_its_alarms() -> None:
@@ -192,6 +194,41 @@ def test_two_networks_from_the_command_line(tmp_path: Path, monkeypatch: pytest.
     alone = CliRunner().invoke(main, ["study", "cscore", "both/nets.py-narrow", "--out", "none"])
     assert alone.exit_code == 2 and "a comparison needs two networks" in alone.output
     assert read_network(Path("both/nets.py-wide")).ends == ("epoch01", "epoch02")
+
+
+def test_seeds_are_trainings_on_one_page_with_the_same_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hypothesis is tested over both; DoM of the first pair equals that of the stored maps."""
+    pictures(tmp_path / "pictures", 10)
+    monkeypatch.chdir(tmp_path)
+    own = {"model": "net.py:build", "sweep": False, "keep": (1, 2, 3, 4)}
+    given = settings(tmp_path, seeds=(3, 5), methods=("gradcam", "eigencam"), **own)
+    outcome = networks_study(given)
+    first, second = (
+        read_network(tmp_path / "out" / f"net.py-build-seed{seed}") for seed in (3, 5)
+    )  # fmt: skip
+    assert first.images == second.images and first.last.auc == first.last.auc
+    assert first.epochs[0].loss != second.epochs[0].loss, "another seed is another training"
+    tables = outcome.book.tables
+    assert [row[0] for row in tables["networks"].rows] == [f"{given.model}, seed {seed}" for seed in (3, 5)]
+    assert "Trainings: 2." in tables["rises"].note and len(tables["rises"].rows) == 2
+    rows = {row[2]: row for row in tables["distances"].rows}
+    assert set(rows) == {"gradcam", "eigencam"}
+    assert first.folder is not None and second.folder is not None
+    one, other = (n.folder.maps().read("epoch04", "gradcam") for n in (first, second))
+    assert one.ids == other.ids
+    means = []
+    labels = np.array(["disc" in name for name in one.ids])
+    for maps in (one, other):
+        whole = maps.upsample().clamp(min=0).double()
+        low, high = whole.flatten(1).amin(1)[:, None, None], whole.flatten(1).amax(1)[:, None, None]
+        scaled = ((whole - low) / (high - low).clamp(min=1e-12)).numpy()
+        means.append([scaled[labels == of].mean(0) for of in (True, False)])
+    slow = {k: abs(a - b).mean() for k, (a, b) in enumerate(zip(*means, strict=True)) if a.any() and b.any()}
+    expected = np.average(list(slow.values()), weights=[(labels == (k == 0)).sum() for k in slow])
+    assert number(rows["gradcam"][3]) == pytest.approx(expected, abs=1e-5)
+    assert "gradient methods start low" in outcome.page.read_text()
 
 
 def test_what_belongs_to_one_network_is_refused_for_several(tmp_path: Path) -> None:

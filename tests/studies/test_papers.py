@@ -18,6 +18,7 @@ import paper_commands as others
 import pytest
 from click.testing import CliRunner
 from PIL import Image
+from test_study_cscore import VOLUMES, scans
 
 from heatproof.cli import main
 
@@ -86,7 +87,38 @@ def shapes(folder: Path, count: int = 6) -> list[str]:
 
 def three_networks(folder: Path) -> list[str]:
     """Two small ones in place of the paper's, and no sweep."""
-    return ["study", "cscore", "nets.py:narrow", "nets.py:wide", *shapes(folder), *TINY, "--no-sweep"]
+    return [
+        "study",
+        "cscore",
+        "nets.py:narrow",
+        "nets.py:wide",
+        *shapes(folder),
+        *TINY,
+        "--no-sweep",
+        "--paper",
+    ]
+
+
+def several_seeds(folder: Path) -> list[str]:
+    return [
+        "study",
+        "cscore",
+        *shapes(folder),
+        "--model",
+        "nets.py:narrow",
+        *TINY,
+        "--no-sweep",
+        "--seeds",
+        "0,1",
+    ]
+
+
+def scans_in_files(folder: Path) -> list[str]:
+    """Arrays and a small network in place of NIfTI files and one of MONAI."""
+    scans(folder / "scans", 4)
+    (folder / "volumes.py").write_text(VOLUMES)
+    kind = ["--images", "scans", "--kind", "arrays", "--axes", "dhw", "--window", "100,250"]
+    return ["study", "cscore", *kind, "--model", "volumes.py:build", *TINY, "--no-sweep"]
 
 
 def options_of_lists(folder: Path) -> list[str]:
@@ -148,13 +180,16 @@ def under_transforms(folder: Path) -> list[str]:
 
 
 PAPERS_OWN = "heatproof study cscore keras:DenseNet201 keras:InceptionV3 keras:ResNet50V2"
+CT = "--model monai:DenseNet121 --window 40,400"
 LISTS = "--tau adaptive --weights calibrated --anchor last --gradients"
 ANY_METHOD = "--model timm:vit_tiny_patch16_224 --methods gradcam,integrated-gradients,lime"
 COSE = "heatproof study cose --model MODEL --checkpoints 'epochs/*.pt' --images PHOTOS"
 OTHER = "heatproof study cose --model OTHER --checkpoints 'other/*.pt' --images PHOTOS --beside RUN"
 LOCALISE = "heatproof study localise --model timm:resnet18.a1_in1k --checkpoint WEIGHTS --images IMAGENET"
 SMALLEST: dict[str, Callable[[Path], list[str]]] = {
-    f"{PAPERS_OWN} --images XRAYS --pretrained": three_networks,
+    f"{PAPERS_OWN} --images XRAYS --pretrained --paper": three_networks,
+    "heatproof study cscore --images XRAYS --seeds 0,1,2": several_seeds,
+    f"heatproof study cscore --images SCANS --kind nifti {CT}": scans_in_files,
     "heatproof study cscore --reference RUN --checkpoints NEW": new_weights,
     f"heatproof study cscore --images XRAYS {LISTS}": options_of_lists,
     "heatproof study cscore --images BOXES.csv --kind csv": boxes,

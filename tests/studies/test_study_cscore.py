@@ -23,7 +23,7 @@ from heatproof.studies.cscore import CscoreSettings, compare, cscore_study, prot
 from heatproof.studies.cscore.protocol import check
 from heatproof.studies.cscore.results import candidates, recommend
 from heatproof.train import read_data
-from heatproof.verdict.trajectory import CheckpointState, ClassState, MethodState, Trajectory
+from heatproof.verdict.trajectory import CheckpointState, ClassState, Trajectory
 
 pytestmark = [pytest.mark.trains, pytest.mark.usefixtures("one_format")]
 NETWORK = """
@@ -73,7 +73,17 @@ def test_the_study_leaves_a_page_with_every_table_and_figure(finished: Path) -> 
     out = finished / "out"
     text = (out / "summary.md").read_text()
     assert "## What to use" in text and "10 images held out (20% of each class)" in text
-    for name in ("classifier", "training", "overall", "classes", "gaps", "by-class", "depth"):
+    for name in (
+        "classifier",
+        "training",
+        "overall",
+        "classes",
+        "gaps",
+        "methods-apart",
+        "rises",
+        "causes",
+        "depth",
+    ):
         assert (out / "tables" / f"{name}.csv").exists(), name
     for name in ("trajectories", "ends", "net-change", "by-class", "depth"):
         assert (out / "figures" / f"{name}.svg").stat().st_size > 2000, name
@@ -116,7 +126,7 @@ def test_lists_weights_and_gradients_may_be_chosen(tmp_path: Path) -> None:
     assert [r["metric"] for r in rows] == ["cscore(tau=0.3, weights='calibrated', anchor='epoch04')"]
     lists = [tuple(c.classes.values()) for c in Trajectory.from_run(outcome.run.folder)]
     assert len(lists) == 3 and len(set(lists)) == 1, "the lists of the last epoch hold at all of them"
-    assert "Do the gradients warn early?" in outcome.page.read_text()
+    assert "## Causes of collapse" in outcome.page.read_text()
     assert len(outcome.book.tables["gradients"].rows) == 4
 
 
@@ -185,6 +195,87 @@ def test_weights_that_exist_need_no_training(finished: Path, tmp_path: Path) -> 
     assert "48 images:" in outcome.page.read_text()
 
 
+VOLUMES = """
+from torch import nn
+from heatproof.images import Preprocess
+from heatproof.models import Model
+def build(num_classes=2):
+    network = nn.Sequential(
+        nn.Conv3d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool3d(2), nn.Conv3d(4, 6, 3, padding=1), nn.ReLU(),
+        nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(6, num_classes),
+    )
+    return Model(network, "volumes", Preprocess((8, 16, 16), (8, 16, 16), (0.5,), (0.5,)))
+"""
+
+
+def scans(folder: Path, count: int = 10) -> Path:
+    """Scans with a bright ball, small or large, of which the window is a part."""
+    z, y, x = np.indices((8, 16, 16))
+    for k, name in enumerate(("large", "small")):
+        (folder / name).mkdir(parents=True)
+        for i in range(count):
+            random = np.random.default_rng((k, i))
+            values = random.normal(40, 20, (8, 16, 16))
+            ball = (z - 4) ** 2 + (y - 8) ** 2 + (x - 8) ** 2 < (16 if k == 0 else 4)
+            values[ball] += 150
+            np.save(folder / name / f"{i}.npy", values.astype(np.float32))
+    return folder
+
+
+def test_volumes_are_trained_on_and_scored(tmp_path: Path) -> None:
+    """CT: values are windowed alike in training and in the run; a scan without a window is refused."""
+    scans(tmp_path / "scans")
+    (tmp_path / "volumes.py").write_text(VOLUMES)
+    given = settings(
+        tmp_path, images=(tmp_path / "scans",), kind="arrays", axes="dhw", window=(100.0, 250.0),
+        model=f"{tmp_path}/volumes.py:build", methods=("gradcam", "eigencam"), held_out=0.4, full_lr=1e-2,
+        head_lr=1e-2, sweep=False, gradients=True,
+    )  # fmt: skip
+    outcome = cscore_study(given)
+    text = outcome.page.read_text()
+    assert "8 images held out" in text and "## Causes of collapse" in text
+    maps = outcome.run.folder.maps().read("epoch04", "gradcam")
+    assert maps.image_size == (8, 16, 16) and maps.values.ndim == 4
+    assert {row[0] for row in outcome.book.tables["causes"].rows} == {
+        "gradient norm", "gradient norm over batches", "loss over batches", "learning rate",
+    }  # fmt: skip
+    (rows,) = outcome.run.folder.scores().sql(
+        "select count(*) as n from scores where metric = 'f1' and label is null"
+    )
+    assert rows["n"] == 3
+    with pytest.raises(InputError, match=r"nothing to train on: .* set preprocess\.window"):
+        cscore_study(replace(given, window=(), out=tmp_path / "none"))
+    with pytest.raises(InputError, match="these are volumes"):
+        cscore_study(replace(given, transforms=True, out=tmp_path / "none"))
+
+
+def test_nifti_volumes_come_from_a_csv_with_masks(tmp_path: Path) -> None:
+    nibabel = pytest.importorskip("nibabel")
+    scans(tmp_path / "scans", 6)
+    lines = ["path,label,mask_ball"]
+    for file in sorted((tmp_path / "scans").glob("*/*.npy")):
+        values = np.load(file)
+        for name, array in (("scan", values), ("ball", (values > 120).astype(np.uint8))):
+            nibabel.save(nibabel.Nifti1Image(array, np.eye(4)), file.with_name(f"{file.stem}-{name}.nii.gz"))
+        place = f"scans/{file.parent.name}/{file.stem}"
+        lines.append(f"{place}-scan.nii.gz,{file.parent.name},{place}-ball.nii.gz")
+    (tmp_path / "scans.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "volumes.py").write_text(VOLUMES)
+    given = settings(
+        tmp_path, images=(tmp_path / "scans.csv",), kind="nifti", window="range", methods=("gradcam",),
+        model=f"{tmp_path}/volumes.py:build", held_out=0.5, sweep=False, head_epochs=1, full_epochs=1,
+        keep=(2,),
+    )  # fmt: skip
+    table = cscore_study(given).book.tables["places"]
+    assert len(table.rows) == 2 and "hits the object" in [c.name for c in table.columns]
+
+
+def test_the_paper_s_form_of_the_multi_scale_map_is_an_option(tmp_path: Path) -> None:
+    plain = settings(tmp_path, methods=("gradcam", "ms-gradcam++"))
+    assert plain.explained == plain.methods
+    assert replace(plain, paper=True).explained == ("gradcam", "ms-gradcam++(scaled=false)")
+
+
 def heatproof(*arguments: object) -> Result:
     return CliRunner().invoke(main, [*map(str, arguments)])
 
@@ -248,7 +339,9 @@ def run_of(*checkpoints: tuple[float, dict[str, tuple[PerClass, PerClass]]]) -> 
     made = []
     for k, (auc, methods) in enumerate(checkpoints, 1):
         states = {
-            m: MethodState(state((a.value + b.value) / 2, (a.interval[0] + b.interval[0]) / 2), {0: a, 1: b})
+            m: replace(
+                state((a.value + b.value) / 2, (a.interval[0] + b.interval[0]) / 2), classes={0: a, 1: b}
+            )
             for m, (a, b) in methods.items()
         }
         made.append(CheckpointState(f"e{k}", k, auc, auc, dict.fromkeys((0, 1), ClassState(60, 50)), states))

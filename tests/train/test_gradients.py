@@ -6,6 +6,7 @@ import copy
 import gc
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ import heatproof as hp
 from heatproof.errors import MissingExtraError
 from heatproof.models import Model
 from heatproof.models.keras_graph import import_keras
-from heatproof.train import Data, History, Phase, Recipe, fit, small_net, two_phase
+from heatproof.train import Data, History, Phase, Recipe, fit, loop, small_net, two_phase
 from heatproof.train.loop import GradientLog
 
 
@@ -58,6 +59,7 @@ def test_norms_are_those_of_the_gradients(seed: int, steps: int) -> None:
         values = [each[layer] for each in expected]
         assert norm.mean == pytest.approx(np.mean(values), rel=1e-5)
         assert norm.highest == pytest.approx(max(values), rel=1e-5)
+        assert norm.deviation == pytest.approx(np.std(values), abs=1e-3 * max(values))
     assert log.take() == {}, "what was told is not told again"
     log.close()
 
@@ -144,3 +146,20 @@ def test_networks_of_keras_are_trained_in_two_phases(tmp_path: Path, name: str, 
     assert statistics == model.module.statistics
     again = hp.load_model(built(), tmp_path / "epoch02.safetensors")  # layers are named as the first time
     assert torch.equal(again.logits(torch.ones(1, 3, size, size)), model.logits(torch.ones(1, 3, size, size)))
+
+
+def test_the_loss_over_batches_is_that_of_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mean and deviation, from every batch's own loss; the rate is that of the schedule."""
+    losses: list[float] = []
+    own = loop.cross_entropy
+
+    def spy(*given: Any) -> Tensor:
+        loss = own(*given)
+        losses.append(float(loss.detach()))
+        return loss
+
+    monkeypatch.setattr(loop, "cross_entropy", spy)
+    _, history = trained(False)
+    for epoch, part in zip(history.epochs, np.array(losses).reshape(3, -1), strict=True):
+        assert epoch.loss == pytest.approx(part.mean()) and epoch.loss_deviation == pytest.approx(part.std())
+    assert [e.lr for e in history.epochs] == pytest.approx([1e-3, 1e-3, 5e-4])

@@ -225,7 +225,17 @@ def test_files_of_a_training(tmp_path: Path) -> None:
         assert same(states[epoch], weights(loaded))
     rows = json.loads((tmp_path / "history.json").read_text())
     assert [row["loss"] for row in rows] == [e.loss for e in history.epochs]
-    assert set(rows[0]) == {"epoch", "phase", "loss", "accuracy", "auc", "lr", "seconds", "gradients"}
+    assert set(rows[0]) == {
+        "epoch",
+        "phase",
+        "loss",
+        "accuracy",
+        "auc",
+        "lr",
+        "seconds",
+        "gradients",
+        "loss_deviation",
+    }
     assert torch.load(tmp_path / "state.pt", weights_only=True)["epoch"] == 3
 
 

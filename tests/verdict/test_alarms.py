@@ -28,7 +28,6 @@ from heatproof.verdict.alarms import (
 from heatproof.verdict.trajectory import (
     CheckpointState,
     ClassState,
-    MethodState,
     Trajectory,
     auc_error,
     auc_falls,
@@ -291,7 +290,7 @@ def state(
     classes = {c: ClassState(50, gold[c]) for c in (0, 1)}
     scores = {c: PerClass(values[c], gold[c], 0.0) for c in (0, 1)}
     overall = PerClass(global_cscore(values, gold), sum(gold), 0.0)
-    return CheckpointState(name, None, auc, 0.9, classes, {"m": MethodState(overall, scores)})
+    return CheckpointState(name, None, auc, 0.9, classes, {"m": replace(overall, classes=scores)})
 
 
 UNTRAINED = state(0.6, (0.5, 0.5), name="untrained")

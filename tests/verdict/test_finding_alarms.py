@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from heatproof.metrics.results import PerClass
 from heatproof.verdict.alarms import find_alarms
@@ -10,7 +11,6 @@ from heatproof.verdict.trajectory import (
     CheckpointState,
     ClassState,
     LabelState,
-    MethodState,
     Trajectory,
     auc_falls,
 )
@@ -26,7 +26,7 @@ def state(
     overall = PerClass(sum(c) / 2, sum(gold), 0.0, (sum(c) / 2, sum(c) / 2))
     return CheckpointState(
         name, None, sum(aucs) / 2, 0.9, {k: ClassState(200, gold[k]) for k in range(2)},
-        {"gradcam": MethodState(overall, scores)},
+        {"gradcam": replace(overall, classes=scores)},
         labels={k: LabelState(aucs[k], ClassState(200, 200)) for k in range(2)},
     )  # fmt: skip
 

@@ -118,9 +118,9 @@ def cscore_command(
         failed = bool(outcome.fell or outcome.alarms)
         before = worse if failed else "no worse; "
         return finish_study(ctx, outcome.page, failed, before, tables=outcome.book.tables.values())
-    several = bool(settings.networks or settings.beside)
+    several = bool(settings.networks or settings.beside or settings.seeds)
     study = cscore.networks_study if several else cscore.cscore_study
-    with steps("training", settings.last_epoch * (len(settings.networks) if several else 1)) as bar:
+    with steps("training", settings.last_epoch * len(settings.runs)) as bar:
 
         def show(name: str, state: Any) -> None:
             prefix = f"{name}, " * several

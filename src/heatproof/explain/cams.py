@@ -98,14 +98,17 @@ def hirescam(trace: Trace) -> Tensor:
 
 
 @method("ms-gradcam++")
-def ms_gradcam_plus_plus(trace: Trace) -> Tensor:
+def ms_gradcam_plus_plus(trace: Trace, *, scaled: bool = True) -> Tensor:
     """Mean over three depths of Grad-CAM++ maps, each scaled to [0, 1].
 
     The layers are the ends of the last three stages (DenseNet201: conv3_block12, pool4, conv5_block32;
     InceptionV3: mixed2, mixed7, mixed10; ResNet50V2: stages 3, 4, 5, and their twins), or those named.
+    scaled=false averages the maps as they are, which is eq. 7 of the C-Score paper. Gradients and activations
+    of the layers differ in size, so the mean is then mostly the map of the layer with the largest values.
     """
     maps = [gradcam_plus_plus_map(trace.activations[n], trace.gradients[n]) for n in trace.scales]
-    return torch.stack([upsample(normalise(m), trace.image_size) for m in maps]).mean(0)
+    maps = [normalise(m) for m in maps] if scaled else maps
+    return torch.stack([upsample(m, trace.image_size) for m in maps]).mean(0)
 
 
 @method("eigencam")

@@ -6,7 +6,7 @@ from .agreement import (
     rank_correlation,
 )
 from .blobs import centre_bias, dispersion
-from .classifier import accuracy, auc, recall
+from .classifier import accuracy, auc, f1, recall
 from .cscores import cscore, cscore_by_class, global_cscore, gold_list, soft_iou
 from .faithfulness import deletion, insertion, insertion_deletion
 from .interventions import evidence
@@ -84,6 +84,7 @@ __all__ = [
     "dom",
     "dts",
     "evidence",
+    "f1",
     "filled",
     "fmr",
     "fragility",

@@ -1,7 +1,8 @@
-"""Metrics of the classifier itself: accuracy, recall, AUC.
+"""Metrics of the classifier itself: accuracy, recall, F1, AUC.
 
     accuracy = share of images whose own class has the highest probability (ties to the lower class)
     recall_c = the same over the images of class c; macro = plain mean over the classes that occur
+    F1_c     = 2 TP_c / (images of class c + images predicted as c), TP_c of them rightly; macro as for recall
     AUC_c    = (sum of the ranks of class c - n_c (n_c + 1) / 2) / (n_c n_rest), ties at their mean rank
 
 which is the Mann-Whitney statistic: the chance that an image of class c gets a higher p(c) than another.
@@ -18,8 +19,8 @@ each class's AUC), and images are independent given their labels:
 Outputs are probabilities as in gold.py, or with logits=True the raw outputs of the model.
 
 For multi-label images, labels are a table "b k" of 0 and 1 and each label is ranked and counted separately,
-over all images: AUC_c and e_i as for two classes, recall_c and accuracy_c with the label predicted from a
-probability of tau_c (0.5) on. The value is the plain mean over the labels that occur.
+over all images: AUC_c and e_i as for two classes, the others with the label predicted from a probability of
+tau_c (0.5) on. The value is the plain mean over the labels that occur.
 """
 
 from __future__ import annotations
@@ -82,14 +83,13 @@ def accuracy(
         >>> accuracy([0, 1, 1], [0.2, 0.9, 0.4]).value
         0.6666666666666666
     """
+    truth, predicted = _predicted(labels, probs, logits, tau)
     if gold.is_table(labels):
-        truth, predicted = _predicted_labels(labels, probs, logits, tau)
         right = np.where(truth.any(0), (truth == predicted).sum(0) / max(len(truth), 1), NAN)
         return _macro(right.tolist(), len(truth), NO_IMAGE)
-    y, scores = _checked(labels, probs, logits)
-    if len(y) == 0:
+    if len(truth) == 0:
         return PerClass(reason="there are no images")
-    return PerClass(float((scores.argmax(1) == y).mean()), len(y))
+    return PerClass(float((truth & predicted).any(1).mean()), len(truth))
 
 
 @_metric("recall", title="recall", own_class=True)
@@ -108,12 +108,29 @@ def recall(
         >>> recall([0, 1, 1], [0.2, 0.9, 0.4]).classes
         {0: 1.0, 1: 0.5}
     """
-    if gold.is_table(labels):
-        truth, predicted = _predicted_labels(labels, probs, logits, tau)
-        return _macro(_shares((truth & predicted).sum(0), truth.sum(0)), len(truth), NO_IMAGE)
-    y, scores = _checked(labels, probs, logits)
-    size, hits = (np.bincount(own, minlength=scores.shape[1]) for own in (y, y[scores.argmax(1) == y]))
-    return _macro(_shares(hits, size), len(y), NO_IMAGE)
+    truth, predicted = _predicted(labels, probs, logits, tau)
+    return _macro(_shares((truth & predicted).sum(0), truth.sum(0)), len(truth), NO_IMAGE)
+
+
+@_metric("f1", title="F1", own_class=True)
+def f1(
+    labels: ArrayLike, probs: ArrayLike, *, logits: bool = False, tau: float | Sequence[float] = 0.5
+) -> PerClass:
+    """Harmonic mean of precision and recall; the value is the plain mean over classes that occur.
+
+    Args:
+        labels, probs, logits, tau: as for accuracy.
+
+    Returns:
+        The mean, and the score of each class.
+
+    Example:
+        >>> f1([0, 1, 1], [0.2, 0.9, 0.4]).value
+        0.6666666865348816
+    """
+    truth, predicted = _predicted(labels, probs, logits, tau)
+    listed = np.where(truth.any(0), truth.sum(0) + predicted.sum(0), 0)
+    return _macro(_shares(2 * (truth & predicted).sum(0), listed), len(truth), NO_IMAGE)
 
 
 @_metric("auc", title="AUC")
@@ -193,11 +210,14 @@ def _checked(labels: ArrayLike, probs: ArrayLike, logits: bool) -> tuple[np.ndar
     return read(labels, scores.shape[1]), scores
 
 
-def _predicted_labels(
+def _predicted(
     labels: ArrayLike, probs: ArrayLike, logits: bool, tau: float | Sequence[float]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Bool array "b k" each: the labels, and the predicted ones."""
+    """Bool array "b k" each: the labels, and the predicted ones; of one class per image, the most likely."""
     truth, scores = _checked(labels, probs, logits)
+    if truth.ndim == 1:
+        each = np.arange(scores.shape[1])
+        return truth[:, None] == each, scores.argmax(1)[:, None] == each
     p = expit(scores) if logits else scores
     return truth, p >= gold.thresholds(truth, p, tau)
 

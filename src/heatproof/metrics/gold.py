@@ -21,8 +21,11 @@ Beyond the paper, which names both as open:
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cache
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -65,6 +68,20 @@ class ListRule:
     def text(self) -> str:
         """The metric as runs name it."""
         return call_text("cscore", self.options)
+
+
+@cache
+def _scales() -> dict[str, list[tuple[float, str]]]:
+    return tomllib.loads(files(__package__).joinpath("reading.toml").read_text(encoding="utf-8"))
+
+
+def reading(score: float, scale: Literal["words", "colours"] = "words") -> str:
+    """A C-Score by a scale of reading.toml; "" for NaN.
+
+    >>> reading(0.85), reading(0.85, "colours"), reading(0.2, "colours"), reading(0.0, "colours")
+    ('almost perfect', 'green', 'amber', 'red')
+    """
+    return next((name for end, name in _scales()[scale] if score < end), "")
 
 
 def checked_tau(tau: Any) -> Tau:

@@ -34,7 +34,7 @@ from heatproof.images import Failure, Preprocess, Source, batches, open_source
 from heatproof.images.findings import check_labels, read_findings
 from heatproof.images.loader import entries
 from heatproof.images.source import draw
-from heatproof.metrics import accuracy, auc, cscore_by_class, recall
+from heatproof.metrics import accuracy, auc, cscore_by_class, f1, recall
 from heatproof.metrics.cscores import confidence_weights
 from heatproof.metrics.gold import ListRule, thresholds
 from heatproof.metrics.results import PerClass
@@ -228,9 +228,7 @@ class Measured:
 
     scores: Mapping[str, PerClass] = field(default_factory=dict)  # by method
     degenerate: Mapping[str, float] = field(default_factory=dict)  # by method: share of constant maps
-    auc: PerClass = field(default_factory=PerClass)
-    accuracy: PerClass = field(default_factory=PerClass)
-    recall: PerClass = field(default_factory=PerClass)
+    classifier: Mapping[str, PerClass] = field(default_factory=dict)  # by metric
     unusable: Mapping[str, int] = field(default_factory=dict)  # by method: maps that are not finite, left out
 
 
@@ -265,8 +263,8 @@ def measure(
             none = PerClass(reason=NO_MAP)
             scores[method] = PerClass(reason=NO_MAP, classes=dict.fromkeys(range(probs.shape[1]), none))
         degenerate[method] = float(maps.degenerate.double().mean())
-    right, recalled = (score(labels, probs, **limits) for score in (accuracy, recall))
-    return Measured(scores, degenerate, auc(labels, probs), right, recalled, unusable)
+    classifier = {metric.__name__: metric(labels, probs, **limits) for metric in (accuracy, recall, f1)}
+    return Measured(scores, degenerate, classifier | {"auc": auc(labels, probs)}, unusable)
 
 
 def with_head(model: Model, is_multilabel: bool) -> Model:
@@ -353,17 +351,25 @@ class StepResult:
 
     @property
     def auc(self) -> float:
-        return self.measured.auc.value
+        return self._classifier("auc").value
 
     @property
     def accuracy(self) -> float:
-        return self.measured.accuracy.value
+        return self._classifier("accuracy").value
+
+    @property
+    def f1(self) -> float:
+        """Mean over the classes."""
+        return self._classifier("f1").value
 
     @property
     def recall(self) -> dict[str, float]:
         """By class name."""
-        recalls = self.measured.recall.classes
+        recalls = self._classifier("recall").classes
         return {name: recalls[c] for c, name in self.classes.items() if c in recalls}
+
+    def _classifier(self, metric: str) -> PerClass:
+        return self.measured.classifier.get(metric, PerClass())
 
     @property
     def degenerate(self) -> dict[str, float]:
@@ -378,7 +384,7 @@ class StepResult:
 
     def scalars(self) -> dict[str, float]:
         """Every defined number under the name that loggers use."""
-        named = {"auc": self.auc, "accuracy": self.accuracy, "seconds": self.seconds}
+        named = {"auc": self.auc, "accuracy": self.accuracy, "f1": self.f1, "seconds": self.seconds}
         named |= {f"recall/{name}": value for name, value in self.recall.items()}
         for method, name, score in self._by_name():
             named[f"cscore/{method}/{name}"] = score.value

@@ -60,7 +60,7 @@ class Recorder:
         config = {
             "kind": MONITOR,
             "methods": list(methods),
-            "metrics": [rule.text, "accuracy", "recall", "auc", *metrics],
+            "metrics": [rule.text, "accuracy", "recall", "f1", "auc", *metrics],
             "run": {"seed": seed, "batch_size": batch_size, "targets": "label"},
             "model": {"spec": "", "layer": layer if layer is None or isinstance(layer, str) else list(layer)},
             "images": {"kind": "memory", "count": len(images)},
@@ -169,5 +169,5 @@ class Recorder:
 def _group_rows(maker: RowMaker, unit: PlannedUnit, measured: Measured) -> Iterator[Score]:
     for request in read_metrics(unit.metrics):
         for method in unit.methods or ("",):
-            result = measured.scores[method] if method else getattr(measured, request.entry.name)
+            result = measured.scores[method] if method else measured.classifier[request.entry.name]
             yield from (maker.about(method, *cell) for cell in cells(request, result))

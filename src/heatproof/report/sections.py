@@ -25,6 +25,7 @@ from scipy.stats import spearmanr
 
 from heatproof.errors import StoreError
 from heatproof.metrics.evidence_record import EvidenceItem
+from heatproof.metrics.gold import reading
 from heatproof.registry import split_calls
 from heatproof.report.pieces import (
     TEMPLATES,
@@ -185,7 +186,7 @@ def trajectories(data: RunData) -> Section:
         cell = data.cells.get((of.name, method))
         count = f", n = {cell.n} at {data.checkpoint}" if cell and cell.n is not None else ""
         panels.append((f"{method}{count}", chart))
-    rows = [[named(m), *map(number, data.paths.get((of.name, m), []))] for m in data.methods]
+    rows = [[named(m), *(_score(of, v) for v in data.paths.get((of.name, m), []))] for m in data.methods]
     rows += [["AUC", *map(number, auc)]] if auc else []
     if logged := read_gradients(data.folder.path):
         norms = [whole_norm(logged.get(name, {})) for name in data.checkpoints]
@@ -203,6 +204,14 @@ def trajectories(data: RunData) -> Section:
         "numbers": Grid(["", *map(named, data.checkpoints)], rows, f"{of.short} by checkpoint"),
     }
     return Section("trajectories", title, content)
+
+
+def _score(of: Measure, value: float) -> str:
+    """A number; a C-Score in the colour of its band (metrics/reading.toml)."""
+    colour = reading(value, "colours") if of.base == "cscore" else ""
+    return (
+        Markup('<span class="band {}">{}</span>').format(colour, number(value)) if colour else number(value)
+    )
 
 
 def _cscore(data: RunData) -> Measure | None:
@@ -275,7 +284,7 @@ def _by_class(data: RunData, of: Measure, labels: Sequence[int], caption: str) -
     def text(cell: Cell | None) -> str:
         if cell is None:
             return UNSURE
-        value = number(cell.defined)
+        value = _score(of, cell.defined)
         return value if cell.n is None else with_sub(value, f"n = {cell.n}")
 
     rows = [

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,15 +19,20 @@ from heatproof.store.scores import csv_cell, latex_text
 
 ARROWS = {True: "↑", False: "↓", None: ""}
 LATEX_ARROWS = {True: r" $\uparrow$", False: r" $\downarrow$", None: ""}
+SQUARES = {"green": "🟩 ", "amber": "🟧 ", "red": "🟥 "}
+LATEX_COLOURS = {  # of xcolor, with its option table
+    "green": r"\cellcolor{green!20}", "amber": r"\cellcolor{orange!25}", "red": r"\cellcolor{red!25}",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Value:
-    """A number with its interval and count."""
+    """A number with its interval and count, and the colour of its band."""
 
     value: float
     interval: tuple[float, float] | None = None  # 95 %
     n: int | None = None
+    colour: str = ""  # green, amber or red
 
 
 Cell = str | float | int | Value | None
@@ -81,14 +86,14 @@ class Table:
         """The table in GitHub's Markdown."""
         head = [f"{c.name} {ARROWS[c.higher_is_better]}".strip() for c in self.columns]
         rule = ["---" if self._left(j) else "---:" for j in range(len(head))]
-        rows = self._texts(("%s", "**%s**", "*%s*"), lambda text: text.replace("|", "\\|"))
+        rows = self._texts(("%s", "**%s**", "*%s*"), lambda text: text.replace("|", "\\|"), SQUARES)
         body = "\n".join("| " + " | ".join(line) + " |" for line in (head, rule, *rows))
         return f"**{self.title}**\n\n{body}\n" + (f"\n{self.note}\n" if self.note else "")
 
     def csv(self) -> str:
         """The table as CSV; an interval and a count get columns of their own."""
         out, names = io.StringIO(), [column.name for column in self.columns]
-        wide = [any(isinstance(row[j], Value) for row in self.rows) for j in range(len(names))]
+        wide = [any(_is_wide(row[j]) for row in self.rows) for j in range(len(names))]
         parts = [("", " low", " high", " n")[: 4 if has else 1] for has in wide]
         heads = [f"{name}{part}" for name, own in zip(names, parts, strict=True) for part in own]
         lines: list[list[object]] = [[*heads]]
@@ -102,7 +107,8 @@ class Table:
         """A booktabs table."""
         spec = "".join("l" if self._left(j) else "r" for j in range(len(self.columns)))
         head = " & ".join(latex_text(c.name) + LATEX_ARROWS[c.higher_is_better] for c in self.columns)
-        rows = map(" & ".join, self._texts(("%s", r"\textbf{%s}", r"\underline{%s}"), latex_text, False))
+        styles = ("%s", r"\textbf{%s}", r"\underline{%s}")
+        rows = map(" & ".join, self._texts(styles, latex_text, LATEX_COLOURS, False))
         lines = [
             r"\begin{table}", rf"\caption{{{latex_text(self.title)}}}",
             rf"\begin{{tabular}}{{{spec}}}", r"\toprule",
@@ -117,14 +123,17 @@ class Table:
         write_whole({folder / f"{self.name}.{suffix}": text for suffix, text in texts.items()})
 
     def _texts(
-        self, styles: tuple[str, str, str], escape: Callable[[str], str], interval: bool = True
-    ) -> list[list[str]]:
-        """Every cell, escaped and in the style of its mark: none, best, second best."""
-        marks, columns = self.marks(), range(len(self.columns))
-        return [
-            [styles[marks.get((i, j), 0)] % escape(self.text(i, j, interval)) for j in columns]
-            for i in range(len(self.rows))
-        ]
+        self, styles: tuple[str, str, str], escape: Callable[[str], str], colours: Mapping[str, str],
+        interval: bool = True,
+    ) -> list[list[str]]:  # fmt: skip
+        """Every cell, escaped, with its colour and in the style of its mark: none, best, second best."""
+        marks = self.marks()
+
+        def text(i: int, j: int, cell: Cell) -> str:
+            colour = colours.get(cell.colour, "") if isinstance(cell, Value) else ""
+            return colour + styles[marks.get((i, j), 0)] % escape(self.text(i, j, interval))
+
+        return [[text(i, j, cell) for j, cell in enumerate(row)] for i, row in enumerate(self.rows)]
 
     def _left(self, j: int) -> bool:
         return all(isinstance(row[j], str) for row in self.rows)
@@ -155,7 +164,12 @@ def cell_text(cell: Cell, form: str = ".3f", interval: bool = True) -> str:
     return format(cell, form) if isinstance(cell, float) else str(cell)
 
 
+def _is_wide(cell: Cell) -> bool:
+    return isinstance(cell, Value) and (cell.interval is not None or cell.n is not None)
+
+
 def _flat(cell: Cell, wide: bool) -> Sequence[object]:
     if isinstance(cell, Value):
-        return [cell.value, *(cell.interval or ("", "")), "" if cell.n is None else cell.n]
+        more = [*(cell.interval or ("", "")), "" if cell.n is None else cell.n]
+        return [cell.value, *more * wide]
     return ["" if cell is None else cell, *[""] * 3 * wide]

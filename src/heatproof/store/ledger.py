@@ -296,7 +296,7 @@ RECORDS: dict[str, Any] = {  # types of the records of a run folder; run.json ha
     "images.json": dict[str, list[tuple[str, str]]],
     "status.json": dict[str, ShardState],
     "hashes.json": dict[str, dict[str, list[Any]]],
-    "gradients.json": dict[str, dict[str, dict[str, tuple[float, float]]]],
+    "gradients.json": dict[str, dict[str, dict[str, tuple[float, ...]]]],
     "left_out.json": dict[str, dict[str, str]],
     "verdict.json": dict[str, Any],
 }

@@ -13,8 +13,11 @@ is trained in place; its modes and requires_grad flags, and the caller's random 
     recipe.json           settings
     state.pt              weights, optimiser and history after the last epoch, for weights_only=True
 
-Norm of a layer's gradients at a step: sqrt(sum over its parameters of |dL/dw|^2), before clipping. The
-C-Score paper lacked such a log to explain its collapses (elangovan2026cscore, section 6).
+Logged to explain collapses, which the C-Score paper could not (elangovan2026cscore, section 6): the learning
+rate of each epoch, the deviation of the loss over its batches and, on request, mean, maximum and deviation of
+the norm of each layer's gradients, sqrt(sum over its parameters of |dL/dw|^2) at a step, before clipping.
+
+Volumes are "n c d h w", also in 8 bits: a window of the preprocessing keeps 256 levels of a scan.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import safetensors.torch
 import torch
 from torch import Tensor, nn
@@ -53,6 +57,7 @@ from heatproof.models.running import frozen_eval, restore_flags
 from heatproof.show import eight_bit
 from heatproof.train.networks import Parts, seeded, trained_parts
 from heatproof.train.recipe import BALANCED, Epoch, GradientNorm, History, Phase, Recipe, TrainedBatch
+from heatproof.types import per_map
 
 Place = str | PathLike[str] | None  # a training's folder; None: nothing is written
 RESIDENT_SHARE = 0.5  # of a GPU's free memory that images may take during a training
@@ -61,7 +66,7 @@ STATE, HISTORY, RECIPE = "state.pt", "history.json", "recipe.json"
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """Images "n c h w" uint8, their classes "n", and masks by part name, each "n h w" bool."""
+    """Images "n c h w" (volumes "n c d h w") uint8, their classes "n", and masks by part, "n h w" bool."""
 
     images: Tensor
     labels: Tensor
@@ -69,7 +74,7 @@ class Data:
 
     def __post_init__(self) -> None:
         images, labels = as_tensor(self.images), as_tensor(self.labels)
-        if images.ndim != 4 or images.dtype != torch.uint8:
+        if images.ndim not in (4, 5) or images.dtype != torch.uint8:
             got = f"got {images.dtype} of shape {tuple(images.shape)}"
             raise InputError(f"training images are 'n c h w' in 8 bits (torch.uint8); {got}")
         if 0 in images.shape:
@@ -132,8 +137,9 @@ def read_data(
             assert batch.truth is not None
             read.append(batch.truth.masks[part])
         failures += failed
-    if not images:
-        raise InputError("there is nothing to train on: no image was chosen")
+    if not sum(map(len, images)):
+        why = f"{failures[0].id}: {failures[0].reason}" if failures else "no image was chosen"
+        raise InputError(f"there is nothing to train on: {why}")
     parts = {part: torch.cat(read) for part, read in masks.items()}
     return Data(torch.cat(images), torch.cat(labels), parts), failures
 
@@ -264,14 +270,17 @@ def fit_epochs(
                 group["lr"] = plan.rate
             at = partial(TrainProgress, epoch, course.epochs)
             with seeded(plan.seed):
-                loss, steps = _epoch(model, plan, optimiser, at, report)
+                losses = _epoch(model, plan, optimiser, at, report)
+            numbers, sizes = (np.array(part, np.float64) for part in zip(*losses, strict=True))
+            loss, steps = float(np.average(numbers, weights=sizes)), len(losses)
             if not math.isfinite(loss):
                 where = f"in epoch {epoch} ({plan.name})"
                 raise ModelError(f"the loss is not finite {where}; lower its lr or set clip")
+            spread = math.sqrt(np.average((numbers - loss) ** 2, weights=sizes))
             scores = course.validate()
             seconds = round(time.perf_counter() - start, 3)
             norms = {} if log is None else log.take()
-            result = Epoch(epoch, plan.name, loss, *scores, plan.rate, seconds, norms)
+            result = Epoch(epoch, plan.name, loss, *scores, plan.rate, seconds, norms, spread)
             history = History((*history.epochs, result))
             if write:
                 state = optimiser.state_dict()
@@ -285,10 +294,10 @@ def fit_epochs(
 def _epoch(
     model: Model, plan: EpochPlan, optimiser: torch.optim.Optimizer, at: Callable[[int, int], TrainProgress],
     report: ProgressCallback,
-) -> tuple[float, int]:  # fmt: skip
-    """Train on every batch once; return the mean loss per image and the number of batches."""
+) -> list[tuple[float, int]]:  # fmt: skip
+    """Train on every batch once; return the mean loss and the number of images of each."""
     parameters = [p for group in optimiser.param_groups for p in group["params"]]
-    total, count, loads = torch.zeros((), dtype=torch.float64, device=model.device), 0, plan.batches()
+    losses, loads = [], plan.batches()
     for number, load in enumerate(loads, start=1):
         inputs = load()
         # A penalty differentiates gradients, which fused attention cannot.
@@ -303,11 +312,10 @@ def _epoch(
         if plan.phase.clip is not None:
             nn.utils.clip_grad_norm_(parameters, plan.phase.clip)
         optimiser.step()
-        total += loss.detach().double() * len(inputs.labels)
-        count += len(inputs.labels)
+        losses.append((loss.detach(), len(inputs.labels)))
         report(at(number, len(loads)))
     optimiser.zero_grad(set_to_none=True)
-    return float(total) / count, len(loads)
+    return [(float(loss), count) for loss, count in losses]
 
 
 def make_optimiser(phase: Phase, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -351,6 +359,8 @@ class RecipeCourse:
                 raise InputError(
                     f"all {len(data)} {name} images are of class {only}; at least two are needed"
                 )
+        if recipe.transforms and train.images.ndim > 4:
+            raise InputError("COSE's transforms are of images, and these are volumes; leave transforms out")
         image = model.preprocess.from_bytes(train.images[:1])
         classes = max(2, model.logits(image).shape[1])
         model.head.need_one_class("training")
@@ -400,8 +410,8 @@ class RecipeCourse:
         masks = {part: mask[chosen].to(device, non_blocking=True) for part, mask in data.masks.items()}
         if self.recipe.flip:
             flip = mirrored.to(device)
-            images = torch.where(flip[:, None, None, None], images.flip(-1), images)
-            masks = {part: torch.where(flip[:, None, None], m.flip(-1), m) for part, m in masks.items()}
+            images = torch.where(per_map(flip, images), images.flip(-1), images)
+            masks = {part: torch.where(per_map(flip, m), m.flip(-1), m) for part, m in masks.items()}
         if self.recipe.transforms:
             images, masks = vary(images, masks)
         return TrainInputs(self.model.ready(self.model.preprocess.from_bytes(images)), labels, masks)
@@ -409,7 +419,7 @@ class RecipeCourse:
 
 def validate(model: Model, data: Data, amp: bool = False) -> tuple[float, float]:
     """Accuracy and AUC of a network in evaluation mode."""
-    size = (int(data.images.shape[-2]), int(data.images.shape[-1]))
+    size = tuple(data.images.shape[2:])
 
     def images(start: int, stop: int) -> Tensor:
         return model.preprocess.from_bytes(data.images[start:stop].to(model.device))
@@ -509,33 +519,30 @@ def digest(module: nn.Module) -> str:
 
 @dataclass
 class Tally:
-    """Sums of the gradient norms of one layer; they stay on the device until they are read."""
+    """Sums of the gradient norms of each layer; they stay on the device until they are read."""
 
-    step: Tensor | None = None  # sum of squares so far
+    squares: dict[str, Tensor] = field(default_factory=dict)  # by layer: sum in this step
     seen: set[int] = field(default_factory=set)  # parameters counted in this step
-    norms: list[Tensor] = field(default_factory=list)  # total and highest
-    steps: int = 0
+    sums: dict[str, tuple[int, Any, Any, Any]] = field(default_factory=dict)  # steps, norms, squares; highest
 
-    def add(self, number: int, parameter: Tensor) -> None:
+    def add(self, layer: str, number: int, parameter: Tensor) -> None:
         """Add one parameter's gradient; the second gradient of a parameter begins a new step."""
-        gradient = parameter.grad
-        if gradient is None:
+        if (gradient := parameter.grad) is None:
             return
         if number in self.seen:
             self.close()
         values = gradient.coalesce().values() if gradient.is_sparse else gradient
         squares = torch.linalg.vector_norm(values.detach(), dtype=torch.float32).square()
-        self.step = squares if self.step is None else self.step + squares
+        self.squares[layer] = self.squares[layer] + squares if layer in self.squares else squares
         self.seen.add(number)
 
     def close(self) -> None:
         """End the step."""
-        if self.step is not None:
-            norm = self.step.sqrt()
-            total, highest = self.norms or (torch.zeros_like(norm), norm)
-            self.norms = [total + norm, torch.maximum(highest, norm)]
-            self.steps += 1
-        self.step = None
+        for layer, squares in self.squares.items():
+            norm = squares.sqrt()
+            steps, total, second, highest = self.sums.get(layer, (0, 0, 0, norm))
+            self.sums[layer] = steps + 1, total + norm, second + squares, torch.maximum(highest, norm)
+        self.squares.clear()
         self.seen.clear()
 
 
@@ -543,27 +550,28 @@ class GradientLog:
     """Logs the gradient norms of a network, by one hook on each parameter, until it is closed or deleted."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._tallies: dict[str, Tally] = {}
+        self._tally, self._layers = Tally(), dict[str, None]()  # hooks refer to the tally, not to this object
         handles: list[Any] = []
         for number, (name, parameter) in enumerate(module.named_parameters()):
             if not (parameter.is_floating_point() or parameter.is_complex()):
                 continue
-            tally = self._tallies.setdefault(layer_of(name), Tally())
+            self._layers[layer_of(name)] = None
             frozen = not parameter.requires_grad
             parameter.requires_grad_(True)  # torch takes a hook on nothing else; it may be unfrozen later
-            handles.append(parameter.register_post_accumulate_grad_hook(partial(tally.add, number)))
+            hook = partial(self._tally.add, layer_of(name), number)
+            handles.append(parameter.register_post_accumulate_grad_hook(hook))
             parameter.requires_grad_(not frozen)
         self.close = weakref.finalize(self, lambda: [handle.remove() for handle in handles])
 
     def take(self) -> dict[str, GradientNorm]:
         """Norms of each layer that had gradients since the last call, in the order of the network."""
-        norms = {}
-        for name, tally in self._tallies.items():
-            tally.close()
-            if tally.steps:
-                total, highest = map(float, tally.norms)
-                norms[name] = GradientNorm(total / tally.steps, highest)
-            tally.norms, tally.steps = [], 0
+        self._tally.close()
+        norms, sums = {}, self._tally.sums
+        for name in filter(sums.__contains__, self._layers):
+            steps, total, second, highest = map(float, sums[name])
+            mean = total / steps
+            norms[name] = GradientNorm(mean, highest, math.sqrt(max(second / steps - mean * mean, 0.0)))
+        sums.clear()
         return norms
 
 

@@ -19,10 +19,10 @@ evaluation mode. Depths: chakraborty2025cambench, Table 5.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from heatproof.errors import InputError, LayerError, did_you_mean
 from heatproof.images.preprocess import Preprocess
-from heatproof.models.layers import find_module, first_tensor, known_scales, layout_of
+from heatproof.models.layers import find_module, known_scales, searched_scales
 from heatproof.models.model import Model, first_convolution
 from heatproof.models.running import frozen_eval, watched
 from heatproof.train.recipe import Depth
@@ -122,12 +122,10 @@ def seeded(seed: int) -> Iterator[None]:
 
 @dataclass
 class ModuleRun:
-    """When a module ran first, on a clock that ticks at every start and end, and at which sizes."""
+    """When a module ran first, on a clock that ticks at every start and end."""
 
     start: int
     end: int = -1
-    octave_in: int | None = None  # log2 of the image's size over the feature map's; None: not a feature map
-    octave_out: int | None = None
 
 
 @dataclass
@@ -170,7 +168,7 @@ def trained_parts(model: Model, image: Tensor, depth: Depth) -> Parts:
             ends = [runs[owner].end for owner in owners.values() if owner != head]
             moment = max((end for end in ends if end < runs[head].start), default=0)
         else:
-            moment = _boundary(model, runs, 1 if depth == "L4" else 2)
+            moment = _boundary(model, runs, image, 1 if depth == "L4" else 2)
         later = {name for name, run in runs.items() if run.start > moment}
         inside = later | {name for name, _ in module.named_modules() if _nearest(name, runs) in later}
         parameters = {parameter for parameter, owner in owners.items() if owner in later}
@@ -188,21 +186,16 @@ def watch(model: Model, image: Tensor) -> dict[str, ModuleRun]:
     inputs = model.ready(image[:1])
     clock = 0
 
-    def octave(values: Any) -> int | None:
-        tensor = first_tensor(values)
-        layout = None if tensor is None else layout_of(tensor, inputs, model.module)
-        return None if layout is None else round(math.log2(inputs.shape[-2] / layout.grid[-2]))
-
     def started(name: str, _part: nn.Module, args: Any, _kwargs: Any) -> None:
         nonlocal clock
         clock += 1
-        runs.setdefault(name, ModuleRun(clock, octave_in=octave(args)))
+        runs.setdefault(name, ModuleRun(clock))
 
     def ended(name: str, _part: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
         nonlocal clock
         clock += 1
         if runs[name].end < 0:
-            runs[name].end, runs[name].octave_out = clock, octave(output)
+            runs[name].end = clock
 
     with frozen_eval(model.module), watched(model.module, ended, started):
         model.forward(inputs)
@@ -236,9 +229,16 @@ def _nearest(name: str, runs: dict[str, ModuleRun]) -> str:
     return name
 
 
-def _boundary(model: Model, runs: dict[str, ModuleRun], stages: int) -> int:
+def _boundary(model: Model, runs: dict[str, ModuleRun], image: Tensor, stages: int) -> int:
     """The moment at which the stage before the last `stages` has ended."""
-    ends = _known_ends(model, runs) or _searched_ends(model, runs)
+    ends = _known_ends(model, runs)
+    if not ends:  # of the sizes of feature maps at which parameters, but not the head's, are used
+        *earlier, _ = searched_scales(Model(model.module), image, count=len(runs))
+        times = [0, *(runs[name].end for name in earlier), max(run.end for run in runs.values())]
+        body = set(_owners(model.module, runs).values()) - {head_name(model, runs)}
+        ends = [
+            end for before, end in pairwise(times) if any(before < runs[name].end <= end for name in body)
+        ]
     if len(ends) <= stages:
         wanted = "last stage" if stages == 1 else "last two stages"
         raise LayerError(
@@ -264,27 +264,3 @@ def _known_ends(model: Model, runs: dict[str, ModuleRun]) -> list[int]:
             return []
         ends.append(runs[block].end)
     return [*ends, max(run.end for run in runs.values())]
-
-
-def _searched_ends(model: Model, runs: dict[str, ModuleRun]) -> list[int]:
-    """The end of each series of blocks at one size, of those blocks that hold parameters."""
-    ends: dict[int, int] = {}
-    for name in _blocks(model.module, runs):
-        size = runs[name].octave_out
-        if size is not None and any(True for _ in model.module.get_submodule(name).parameters()):
-            ends[size] = runs[name].end
-    return sorted(ends.values())
-
-
-def _blocks(module: nn.Module, runs: dict[str, ModuleRun], name: str = "") -> list[str]:
-    """The modules that a network is a chain of.
-
-    Containers, and modules that halve the size more than once, are replaced by their children.
-    """
-    part, run = module.get_submodule(name), runs.get(name)
-    children = [f"{name}.{child}".lstrip(".") for child, _ in part.named_children()]
-    if run is not None and name and not isinstance(part, nn.Sequential):
-        sized = run.octave_in is not None and run.octave_out is not None
-        if not children or (sized and run.octave_out - run.octave_in <= 1):  # type: ignore[operator]
-            return [name]
-    return [block for child in children for block in _blocks(module, runs, child)]

@@ -36,6 +36,7 @@ class GradientNorm(NamedTuple):
 
     mean: float
     highest: float
+    deviation: float = 0.0  # over the steps; 0 in logs of heatproof 0.2
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Epoch:
     lr: float
     seconds: float
     gradients: Mapping[str, GradientNorm] = field(default_factory=dict, repr=False)  # by layer, where logged
+    loss_deviation: float = 0.0  # standard deviation of the loss over the batches; 0 in logs of heatproof 0.2
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from scipy.special import bdtrc
 
 from heatproof.errors import InputError
 from heatproof.metrics.results import PerClass
-from heatproof.verdict.trajectory import CheckpointState, MethodState, Trajectory, auc_falls
+from heatproof.verdict.trajectory import CheckpointState, Trajectory, auc_falls
 
 NAMES = {1: "gold-list collapse", 2: "attribution collapse", 3: "class masking"}
 Severity = Literal["warning", "critical"]
@@ -175,7 +175,7 @@ class _CheckpointJudge:
             }
             yield from self._method(method, state, listed)
 
-    def _method(self, method: str, state: MethodState, listed: Mapping[int, PerClass]) -> Iterator[Alarm]:
+    def _method(self, method: str, state: PerClass, listed: Mapping[int, PerClass]) -> Iterator[Alarm]:
         """Collapse of the method first, then of single classes, then masking."""
         # One alarm per cause: a collapse of the method explains those of its classes, so they are not
         # repeated.

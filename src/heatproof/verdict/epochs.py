@@ -1,4 +1,4 @@
-"""Numbers of every epoch of a training, also between checkpoints: flags, and jumps of the gradients.
+"""Numbers of every epoch of a training, also between checkpoints: flags, and events that precede them.
 
 Flags (Table 2 of elangovan2026cscore):
 
@@ -6,23 +6,33 @@ Flags (Table 2 of elangovan2026cscore):
     accuracy below 50 %, AUC intact      the ranking holds (AUC >= 0.75), but the threshold has left a class;
                                          with k classes it is 1 / k, the accuracy of guessing
 
-A jump of the gradients: the norm over all layers is at least twice the median of the five epochs before it in
-its phase, and above it by more than three of their robust standard deviations (1.4826 MAD, of logarithms). A
-phase's first two epochs are not judged.
+Events of a training that may cause a collapse (section 6 of the paper names three and diagnosed none):
 
-Early warning: of the epochs with an alarm, how many had a jump in the five epochs before, compared with all
-rotations of the list of epochs (which keep the number of jumps and their grouping):
+    gradient norm                 over all layers, jumps
+    gradient norm over batches    sqrt of the sum over layers of its variance over an epoch's steps, jumps
+    loss over batches             its standard deviation over the batches of an epoch, jumps
+    learning rate                 at least twice that of the epoch before, also from one phase to the next
 
-    p = share of rotations, the true one among them, with at least as many alarms preceded by a jump
+A number jumps if it is at least twice the median of the five epochs before it in its phase, and above it by
+more than three of their robust standard deviations (1.4826 MAD, of logarithms). A phase's first two epochs
+are not judged.
+
+Early warning: of the epochs with an alarm, how many had an event in the five epochs before, compared with all
+rotations of the list of epochs (which keep the number of events and their grouping):
+
+    p = share of rotations, the true one among them, with at least as many alarms preceded by an event
+
+As a cause, an event also counts in the epoch itself, which is trained before it is measured.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from heatproof.store.ledger import known_record, write_record
 from heatproof.train.recipe import Epoch, GradientNorm
@@ -32,6 +42,7 @@ INTACT = 0.75  # half way from guessing to perfect, as for alarms
 PAST, TWICE, DEVIATIONS = 2, 2.0, 3.0
 WINDOW = 5  # epochs from one checkpoint of the paper to the next
 FILE = "gradients.json"
+GRADIENTS = "gradient norm"
 
 Norms = Mapping[str, GradientNorm]
 
@@ -54,21 +65,40 @@ def whole_norm(norms: Norms) -> float:
     return math.sqrt(sum(norm.mean**2 for norm in norms.values())) if norms else math.nan
 
 
-def gradient_jumps(epochs: Sequence[Epoch]) -> list[int]:
-    """The epochs at which the gradients jump."""
+def whole_deviation(norms: Norms) -> float:
+    """Deviation of the norms over the steps of an epoch, over all layers; NaN if none was logged."""
+    return math.sqrt(sum(norm.deviation**2 for norm in norms.values())) if norms else math.nan
+
+
+def jumps(epochs: Sequence[Epoch], value: Callable[[Epoch], float]) -> list[int]:
+    """The epochs at which a number jumps; 0 and NaN are not judged."""
     past: dict[str, list[float]] = {}
-    jumps = []
+    jumped = []
     for epoch in epochs:
-        logs, norm = past.setdefault(epoch.phase, []), whole_norm(epoch.gradients)
-        if math.isnan(norm) or norm <= 0:
+        logs, number = past.setdefault(epoch.phase, []), value(epoch)
+        if not number > 0:
             continue
         if len(logs) >= PAST:
             middle = median(logs[-WINDOW:])
             spread = 1.4826 * median(abs(value - middle) for value in logs[-WINDOW:])
-            if math.log(norm) > middle + max(math.log(TWICE), DEVIATIONS * spread):
-                jumps.append(epoch.epoch)
-        logs.append(math.log(norm))
-    return jumps
+            if math.log(number) > middle + max(math.log(TWICE), DEVIATIONS * spread):
+                jumped.append(epoch.epoch)
+        logs.append(math.log(number))
+    return jumped
+
+
+def training_events(epochs: Sequence[Epoch]) -> dict[str, list[int]]:
+    """The epochs with each event of the top that can be judged; gradients only if they were logged."""
+    judged: dict[str, Callable[[Epoch], float]] = {
+        GRADIENTS: lambda epoch: whole_norm(epoch.gradients),
+        "gradient norm over batches": lambda epoch: whole_deviation(epoch.gradients),
+        "loss over batches": lambda epoch: epoch.loss_deviation,
+    }
+    events = {
+        name: jumps(epochs, value) for name, value in judged.items() if any(value(e) > 0 for e in epochs)
+    }
+    rises = [now.epoch for before, now in pairwise(epochs) if now.lr >= TWICE * before.lr > 0]
+    return events | {"learning rate": rises}
 
 
 def grown_layers(before: Norms, now: Norms, count: int = 3) -> list[str]:
@@ -77,52 +107,34 @@ def grown_layers(before: Norms, now: Norms, count: int = 3) -> list[str]:
     return sorted(shared, key=lambda name: now[name].mean / before[name].mean, reverse=True)[:count]
 
 
-@dataclass(frozen=True)
-class EarlyWarning:
-    """How many alarms were preceded by a jump of the gradients."""
+class EarlyWarning(NamedTuple):
+    """How many epochs with an alarm were preceded by an event."""
 
     alarms: int  # epochs with an alarm
     foretold: int
-    jumps: int
-    epochs: int
     p: float  # NaN if there is nothing to test
-    what: str = "an alarm"
-
-    @property
-    def sentence(self) -> str:
-        if not self.alarms or not self.jumps:
-            return (
-                f"The gradients jumped at {self.jumps} of {self.epochs} epochs; epochs with {self.what}: "
-                f"{self.alarms}. There is nothing to test."
-            )
-        verdict = "more than chance gives" if self.p <= 0.05 else "no more than chance gives"
-        return (
-            f"{self.foretold} of {self.alarms} epochs with {self.what} had a jump of the gradients in the "
-            f"{WINDOW} epochs before ({self.jumps} jumps in {self.epochs} epochs): {verdict}, "
-            f"p = {self.p:.2f}."
-        )
 
 
 def early_warning(
-    epochs: Sequence[int], jumps: Sequence[int], alarms: Sequence[int], what: str = "an alarm"
+    epochs: Sequence[int], events: Sequence[int], alarms: Sequence[int], nearest: int = 1
 ) -> EarlyWarning:
-    """Test whether jumps precede alarms more often than by chance.
+    """Test whether events precede alarms more often than by chance.
 
     Args:
         epochs: all of a training, in order.
-        jumps, alarms: those of them with one.
-        what: name of the event, if it is not an alarm.
+        events, alarms: those of them with one.
+        nearest: 0 if an event in the epoch of the alarm counts too.
     """
-    raised, flags = sorted(set(alarms) & set(epochs)), [epoch in set(jumps) for epoch in epochs]
+    raised, flags = sorted(set(alarms) & set(epochs)), [epoch in set(events) for epoch in epochs]
 
     def foretold(shift: int) -> int:
         at = {epoch for k, epoch in enumerate(epochs) if flags[k - shift]}
-        return sum(any(epoch - WINDOW <= other < epoch for other in at) for epoch in raised)
+        return sum(any(epoch - WINDOW <= other <= epoch - nearest for other in at) for epoch in raised)
 
     p = math.nan
     if raised and any(flags):
         p = sum(foretold(shift) >= foretold(0) for shift in range(len(epochs))) / len(epochs)
-    return EarlyWarning(len(raised), foretold(0), sum(flags), len(epochs), p, what)
+    return EarlyWarning(len(raised), foretold(0), p)
 
 
 def write_gradients(run: Path, checkpoint: str, norms: Norms) -> None:

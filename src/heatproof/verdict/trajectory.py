@@ -20,7 +20,7 @@ import numpy as np
 
 from heatproof.disk import valid_unicode
 from heatproof.errors import InputError, UnknownNameError
-from heatproof.metrics.classifier import accuracy, auc, auc_errors
+from heatproof.metrics.classifier import accuracy, auc, auc_errors, f1
 from heatproof.metrics.gold import gold_mask, is_table, thresholds
 from heatproof.metrics.results import PerClass
 from heatproof.metrics.stats import as_array
@@ -56,14 +56,6 @@ class LabelState:
 
 
 @dataclass(frozen=True)
-class MethodState:
-    """One method's consistency: over all classes, and by class."""
-
-    overall: PerClass
-    classes: Mapping[int, PerClass]
-
-
-@dataclass(frozen=True)
 class CheckpointState:
     """Numbers of the classifier and of the explanations at one checkpoint."""
 
@@ -72,10 +64,11 @@ class CheckpointState:
     auc: float
     accuracy: float
     classes: Mapping[int, ClassState]
-    methods: Mapping[str, MethodState]
+    methods: Mapping[str, PerClass]  # consistency: over all classes, and by class
     moves: Mapping[str, float] = field(default_factory=dict, repr=False)  # by image: see auc_errors
     gradients: Mapping[str, GradientNorm] = field(default_factory=dict, repr=False)  # by layer, if logged
     labels: Mapping[int, LabelState] = field(default_factory=dict, repr=False)  # if there are several
+    f1: float = NAN
 
     def of(self, label: int) -> CheckpointState:
         """The state reduced to one label: images with and without it are the two classes."""
@@ -108,17 +101,13 @@ class CheckpointState:
         """
         y, probs = as_array(labels).astype(np.int64), as_array(probs)
         is_multilabel = is_table(y)
-        methods = {method: MethodState(own.overall, own.classes) for method, own in scores.items()}
         names = ids or tuple(map(str, range(len(y))))
         gold = gold_mask(y, probs, tau) if listed is None else as_array(listed)
-        right = (
-            accuracy(y, probs, tau=thresholds(y, probs, tau).tolist())
-            if is_multilabel
-            else accuracy(y, probs)
-        )
+        limits = {"tau": thresholds(y, probs, tau).tolist()} if is_multilabel else {}
         return CheckpointState(
-            name, epoch, auc(y, probs).value, right.value, _lists(y, gold), methods, _moves(names, y, probs),
-            labels=_label_states(names, y, probs, tau) if is_multilabel else {},
+            name, epoch, auc(y, probs).value, accuracy(y, probs, **limits).value, _lists(y, gold), scores,
+            _moves(names, y, probs), labels=_label_states(names, y, probs, tau) if is_multilabel else {},
+            f1=f1(y, probs, **limits).value,
         )  # fmt: skip
 
 
@@ -224,29 +213,22 @@ def _read(folder: RunFolder, model: str, checkpoint: str, metric: str) -> Checkp
     states = {}
     for method in methods:
         labels = [label for m, label, name in cells if m == method and name == metric and label is not None]
-        states[method] = MethodState(score(method, None), {c: score(method, c) for c in sorted(labels)})
+        states[method] = replace(score(method, None), classes={c: score(method, c) for c in sorted(labels)})
     answers = read_predictions(folder, checkpoint, model=model)
     known = answers.labels >= 0 if answers.limits is None else np.full(len(answers.ids), True)
     ids = [name for name, labelled in zip(answers.ids, known, strict=True) if labelled]
     y, probs = answers.labels[known], answers.probabilities[known]
-    ranked = answers.complete and len(y) > 0
-    ranking = cells.get(("", None, "auc"), (NAN, ""))[0]
-    if ranked and ("", None, "auc") not in cells:  # the run did not compute it
-        ranking = auc(y, probs).value
     lists = parse_call(metric)[1]
-    listed = probs
+    tau, listed = lists.get("tau", answers.limits or 0.5), None
     if anchor := lists.get("anchor"):
-        listed = anchor_probabilities(folder, anchor, ids, model)
-    tau = lists.get("tau", answers.limits or 0.5)
-    if answers.limits is None:
-        right, label_states = _stored_accuracy(folder, model, checkpoint), {}
-    else:
-        right = accuracy(y, probs, tau=answers.limits).value
-        label_states = _label_states(ids, y, probs, tau)
-    return CheckpointState(
-        checkpoint, epoch_of(checkpoint), ranking, right, _lists(y, gold_mask(y, listed, tau)), states,
-        _moves(ids, y, probs) if ranked else {}, labels=label_states,
-    )  # fmt: skip
+        listed = gold_mask(y, anchor_probabilities(folder, anchor, ids, model), tau)
+    state = CheckpointState.measured(checkpoint, epoch_of(checkpoint), y, probs, states, tau, ids, listed)
+    if answers.limits is not None:
+        right, balanced = (of(y, probs, tau=answers.limits).value for of in (accuracy, f1))
+        state = replace(state, accuracy=right, f1=balanced)
+    if not (answers.complete and len(y) > 0):
+        state = replace(state, auc=NAN, moves={})
+    return replace(state, auc=cells.get(("", None, "auc"), (state.auc, ""))[0])
 
 
 def _lists(y: np.ndarray, gold: np.ndarray) -> dict[int, ClassState]:
@@ -270,15 +252,6 @@ def _label_states(ids: Sequence[str], y: np.ndarray, probs: np.ndarray, tau: Any
         absent = ClassState(int((own == 0).sum()), int(((own == 0) & (p < limits[c])).sum()))
         states[c] = LabelState(values[c], absent, _moves(ids, own, p) if absent.total else {})
     return states
-
-
-def _stored_accuracy(folder: RunFolder, model: str, checkpoint: str) -> float:
-    (row,) = folder.scores().sql(
-        "select count(*) as total, count(*) filter (value = label) as hits from scores where model = ? "
-        "and checkpoint = ? and metric = 'predicted' and label is not null and not isnan(value)",
-        [model, checkpoint],
-    )
-    return row["hits"] / row["total"] if row["total"] else NAN
 
 
 def auc_falls(trajectory: Trajectory, confidence: float = 0.95, label: int | None = None) -> list[bool]:

@@ -26,8 +26,7 @@ from heatproof.errors import InputError
 from heatproof.explain.api import read_methods
 from heatproof.images import Failure, Source, open_source, select
 from heatproof.images.file_sources import CORNERS
-from heatproof.images.files import picture_reader
-from heatproof.images.source import Sample, file_source
+from heatproof.images.source import Sample
 from heatproof.metrics.gold import FIRST, ListRule
 from heatproof.models import Model, load_model
 from heatproof.models.layers import default_layer, known_scales, searched_scales
@@ -47,7 +46,7 @@ from heatproof.train.recipe import History
 from heatproof.verdict.alarms import Alarm, find_alarms
 from heatproof.verdict.trajectory import Trajectory
 
-METRICS = ("accuracy", "recall", "auc")
+METRICS = ("accuracy", "recall", "f1", "auc")
 TRAINING = ("head_epochs", "full_epochs", "head_lr", "full_lr", "label_smoothing", "clip", "amp",
             "transforms", "gradients")  # fmt: skip
 LAST = "last"  # an anchor
@@ -87,18 +86,18 @@ def cscore_study(
     if not weights:
         labels = [sample.label for sample in samples]
         trained, held_out = (
-            part.tolist() for part in stratified_split(labels, settings.held_out, settings.seed)
+            part.tolist() for part in stratified_split(labels, settings.held_out, settings.split_seed)
         )
         history, failures = train(settings, source, trained, held_out, training)
         weights, samples = ["training/epoch*.safetensors"], [samples[i] for i in held_out]
     write_list(settings.out / "pictures.csv", samples, source.classes, root)
     images = {
-        "kind": "csv", "path": "pictures.csv",
-        "options": {"root": str(root), "class_names": list(source.classes)},
+        "kind": "csv" if settings.kind == "folder" else settings.kind, "path": "pictures.csv",
+        "options": {"root": str(root), "class_names": list(source.classes), **axes_of(settings)},
     }  # fmt: skip
     places = source.boxed or bool(source.parts)
     layer, more = settings.layer or paper_layer(untrained), ("localise",) if places else ()
-    config = config_of(settings, images, weights, settings.methods, layer, more)
+    config = config_of(settings, images, weights, settings.explained, layer, more)
     result = named_run(settings.out, "run", config, progress)
     run = Trajectory.from_run(result.folder)
     network = results.Network(settings.model, run, results.phase_ends(run, history), history)
@@ -111,19 +110,23 @@ def cscore_study(
 def networks_study(
     settings: CscoreSettings, progress: Progress | None = None, training: ProgressCallback | None = None
 ) -> CscoreOutcome:
-    """One study for each network, in a folder of its own, then all of them on one page."""
-    if len(settings.networks) + len(settings.beside) < 2:
-        raise InputError("a comparison needs two networks; name two or more, or finished studies")
+    """One study for each network and seed, in a folder of its own, then all of them on one page."""
+    if len(settings.runs) + len(settings.beside) < 2:
+        raise InputError("a comparison needs two networks; name two or more, or seeds, or finished studies")
     finished = [results.read_network(Path(folder)) for folder in settings.beside]
-    own = [
-        replace(settings, model=spec, networks=(), beside=(), out=settings.out / folder_name(spec))
-        for spec in settings.networks
-    ]
+    own = []
+    for spec, seed in settings.runs:
+        folder = folder_name(spec) + f"-seed{seed}" * bool(settings.seeds)
+        seeds = (settings.split_seed,) if settings.seeds else ()
+        out = settings.out / folder
+        own.append(replace(settings, model=spec, networks=(), beside=(), seed=seed, seeds=seeds, out=out))
     for study in own:  # invalid settings are refused before the first is trained
         build(study, len(check(study)[0].classes))
     outcomes = [cscore_study(study, progress, training) for study in own]
-    pages = {o.model: f"{o.out.name}/{outcome.page.name}" for o, outcome in zip(own, outcomes, strict=True)}
-    networks = [*(results.read_network(study.out, study.model) for study in own), *finished]
+    names = [study.model + f", seed {study.seed}" * bool(settings.seeds) for study in own]
+    pages = {n: f"{o.out.name}/{done.page.name}" for n, o, done in zip(names, own, outcomes, strict=True)}
+    read = [results.read_network(study.out, name) for study, name in zip(own, names, strict=True)]
+    networks = [*read, *finished]
     names = [network.name for network in networks]
     for k, name in enumerate(names):
         if names.count(name) > 1:
@@ -187,7 +190,7 @@ def write_list(path: Path, samples: Sequence[Sample], classes: Sequence[str], ro
 
 def check(settings: CscoreSettings) -> tuple[Source, Path]:
     """Check the settings before training; return the images and the folder their names are relative to."""
-    read_methods(settings.methods)
+    read_methods(settings.explained)
     if not settings.images:
         raise InputError("no images were named; give a folder with one folder for each class")
     source, root = pooled(settings)
@@ -205,7 +208,7 @@ def pooled(settings: CscoreSettings) -> tuple[Source, Path]:
     """Join all folders to one source, with their common folder; a class may have images in each."""
     listed: list[tuple[Path, str, Sample]] = []
     for path in settings.images:
-        source = open_source(settings.kind, path)
+        source = open_source(settings.kind, path, **axes_of(settings))
         if not source.labelled:
             raise InputError(f"the images of {path} have no labels; put them in one folder for each class")
         known = [(sample, sample.label) for sample in source.samples if sample.label is not None]
@@ -218,8 +221,13 @@ def pooled(settings: CscoreSettings) -> tuple[Source, Path]:
         if samples.setdefault(own.id, own).label != own.label:
             other = classes[samples[own.id].label or 0]
             raise InputError(f"{own.id} is listed with two labels, {other!r} and {name!r}; remove one")
-    every = file_source(samples.values(), classes, picture_reader(None))
-    return select(every, limit=settings.limit, seed=settings.seed), root
+    every = replace(source, samples=tuple(samples.values()), classes=tuple(classes))
+    return select(every, limit=settings.limit, seed=settings.split_seed), root
+
+
+def axes_of(settings: CscoreSettings) -> dict[str, Any]:
+    """Options of the source beside its path."""
+    return {} if settings.axes is None else some(settings, "axes")
 
 
 def train(
@@ -248,10 +256,11 @@ def train(
 def build(settings: CscoreSettings, classes: int) -> Model:
     """The network before training, with a new head drawn from the seed."""
     with seeded_builder(settings.seed):
-        return load_model(
+        model = load_model(
             settings.model, num_classes=classes, pretrained=settings.pretrained, head=settings.head,
             **settings.options,
         )  # fmt: skip
+    return replace(model, preprocess=model.preprocess.replaced(settings.preprocess))
 
 
 def paper_layer(model: Model) -> str | None:
@@ -277,16 +286,19 @@ def config_of(
     }  # fmt: skip
     rule = ListRule(settings.tau, settings.weights, settings.anchor)  # type: ignore[arg-type]
     if rule.anchor == LAST:
-        plain = study_from(run_config(settings, methods, METRICS, model, images))
+        plain = study_from(
+            run_config(settings, methods, METRICS, model, images, preprocess=settings.preprocess)
+        )
         rule = replace(rule, anchor=find_checkpoints(plain, settings.out)[-1].name)
-    return run_config(settings, methods, (*METRICS, rule.text, *more), model, images)
+    metrics = (*METRICS, rule.text, *more)
+    return run_config(settings, methods, metrics, model, images, preprocess=settings.preprocess)
 
 
 def sweep_depths(
     settings: CscoreSettings, images: Mapping[str, Any], ends: tuple[str, str], progress: Progress | None
 ) -> dict[str, Trajectory]:
     """The C-Score of every CAM of one layer, by layer from early to late; one run folder for each layer."""
-    calls = read_methods(settings.methods)  # methods of several layers have depths of their own
+    calls = read_methods(settings.explained)  # methods of several layers have depths of their own
     cams = [call.text for call in calls if "activations" in call.entry.needs]
     if not cams:
         return {}

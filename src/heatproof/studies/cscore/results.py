@@ -20,8 +20,8 @@ New weights against a reference: a score has fallen if the two 95 % intervals do
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations, pairwise, product
 from operator import itemgetter
@@ -33,6 +33,8 @@ import numpy as np
 
 from heatproof.errors import InputError
 from heatproof.images import Failure
+from heatproof.metrics.gold import reading
+from heatproof.metrics.mean_maps import dom
 from heatproof.metrics.results import PerClass
 from heatproof.report import figures
 from heatproof.report.figures import Line, Panel, line_style
@@ -40,7 +42,9 @@ from heatproof.report.markdown_report import MarkdownReport
 from heatproof.report.pieces import TEMPLATES
 from heatproof.report.tables import Cell, Value
 from heatproof.store import RunFolder
+from heatproof.store.scores import read_predictions
 from heatproof.studies.common import TableFile, mean_value, write_page
+from heatproof.studies.cscore import claims
 from heatproof.train.recipe import Epoch, History
 from heatproof.verdict import epochs as training
 from heatproof.verdict.alarms import Alarm, Thresholds, find_alarms
@@ -48,7 +52,6 @@ from heatproof.verdict.follow import holm
 from heatproof.verdict.trajectory import (
     AucDifference,
     CheckpointState,
-    MethodState,
     Trajectory,
     auc_difference,
     auc_falls,
@@ -57,6 +60,8 @@ from heatproof.verdict.trajectory import (
 RECOMMENDED, CHOICE, REFUSED = "recommended", "with a choice of method", "not recommended"
 AUC = {"color": "#555555", "linestyle": "--", "linewidth": 1.2}
 LIMITS = {"ylim": (0, 1.06)}
+EMPTY = "the gold list is empty"
+BANDS = "Colours as in the paper: green from 0.80 on, amber below 0.30, red 0.000."
 
 
 def methods_of(runs: Iterable[Trajectory]) -> list[str]:
@@ -88,13 +93,13 @@ def score_value(checkpoint: CheckpointState, method: str, label: int | None = No
     return math.nan if score is None or (label is not None and not score.n) else score.value
 
 
-def compared_classes(state: MethodState) -> dict[int, PerClass]:
+def compared_classes(state: PerClass) -> dict[int, PerClass]:
     """Classes with a score of at least two images, the lowest first."""
     known = {c: s for c, s in state.classes.items() if s.n >= 2 and not math.isnan(s.value)}
     return dict(sorted(known.items(), key=lambda item: item[1].value))
 
 
-def class_gap(state: MethodState) -> float:
+def class_gap(state: PerClass) -> float:
     """C-Score of the most consistent class minus that of the least."""
     values = [score.value for score in compared_classes(state).values()]
     return values[-1] - values[0] if len(values) > 1 else math.nan
@@ -149,6 +154,14 @@ class Network:
     ends: tuple[str, str]  # checkpoints at the end of each phase
     history: History | None = None
     images: str = ""  # hash of the images it was scored on
+    folder: RunFolder | None = None  # with its maps
+
+    @property
+    def training(self) -> tuple[Trajectory, list[bool]] | None:
+        """The checkpoints, and which are of the second phase; None if phases are unknown or only one is."""
+        until = self.run.checkpoints.index(self.end_states[0])
+        late = [k > until for k in range(len(self.run))]
+        return (self.run, late) if self.history is not None and any(late) else None
 
     @property
     def last(self) -> CheckpointState:
@@ -180,7 +193,7 @@ class Network:
     def changes(self) -> dict[str, float]:
         """By method: C-Score over all classes at the end of the second phase minus that of the first."""
         first, last = self.end_states
-        return {m: score_value(last, m) - score_value(first, m) for m in methods_of([self.run])}
+        return {m: change(first, last, m) for m in methods_of([self.run])}
 
     @cached_property
     def flags(self) -> dict[int, str]:
@@ -208,7 +221,7 @@ def read_network(folder: Path, name: str = "") -> Network:
     history = History.from_json(texts[0]) if texts else None
     model = opened.manifest.config.get("model", {})
     name = name or str(model.get("name") or model.get("spec") or folder.name)
-    return Network(name, run, phase_ends(run, history), history, opened.manifest.data)
+    return Network(name, run, phase_ends(run, history), history, opened.manifest.data, opened)
 
 
 def phase_ends(run: Trajectory, history: History | None) -> tuple[str, str]:
@@ -285,9 +298,35 @@ def average(values: Iterable[float]) -> float:
     return fmean(known) if known else math.nan
 
 
-def class_value(checkpoint: CheckpointState, method: str, label: int) -> Cell:
-    score = score_of(checkpoint, method, label)
-    return None if score is None else Value(score_value(checkpoint, method, label), score.interval, score.n)
+def cell(score: PerClass | None, brief: bool = False) -> Cell:
+    """A C-Score in the colour of its band, with interval and n unless it is brief."""
+    if score is None:
+        return None
+    interval, n = (None, None) if brief else (score.interval, score.n)
+    return Value(score.value, interval, n, reading(score.value, "colours"))
+
+
+def zeros(run: Trajectory, method: str, label: int) -> str:
+    """The reason of every score of 0, by checkpoint."""
+    reasons: dict[str, list[str]] = {}
+    for c in run:
+        if (score := score_of(c, method, label)) is not None and score.value == 0:
+            reasons.setdefault(score.reason or EMPTY * (not score.n), []).append(c.name)
+    return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items() if reason)
+
+
+def change(first: CheckpointState, last: CheckpointState, method: str, label: int | None = None) -> float:
+    return score_value(last, method, label) - score_value(first, method, label)
+
+
+def largest(score: PerClass) -> tuple[int | None, float]:
+    """The class with the highest number, and that number."""
+    known = [(c, value) for c, value in score.classes.items() if not math.isnan(value)]
+    return max(known, key=itemgetter(1), default=(None, math.nan))
+
+
+def events_at(events: Mapping[str, Sequence[int]], epoch: int) -> str:
+    return ", ".join(name for name, epochs in events.items() if epoch in epochs)
 
 
 def raised(network: Network, method: str) -> str:
@@ -301,10 +340,11 @@ def gold_lists(run: Trajectory, c: CheckpointState) -> str:
 
 
 TABLES = TableFile(
-    "heatproof.studies.cscore", value=lambda score: Value(score.value, score.interval, score.n),
-    score=score_value, class_value=class_value, gap=class_gap, average=average, mean=mean_value,
-    whole_norm=training.whole_norm, auc_difference=auc_difference, product=product, raised=raised,
-    gold_lists=gold_lists, nan=math.nan, thresholds=Thresholds(),
+    "heatproof.studies.cscore", cell=cell, score=score_of, gap=class_gap, average=average, mean=mean_value,
+    whole_norm=training.whole_norm, whole_deviation=training.whole_deviation, auc_difference=auc_difference,
+    product=product, raised=raised, zeros=zeros, change=change, largest=largest, events_at=events_at,
+    bands=BANDS, reading=reading, spread=claims.spread, converged=claims.converged, gold_lists=gold_lists,
+    nan=math.nan, thresholds=Thresholds(),
 )  # fmt: skip
 
 
@@ -318,7 +358,27 @@ def network_content(network: Network) -> dict[str, Any]:
         "classes": [(label, run.class_name(label)) for label in labels],
         "averages": [average(score_value(c, m) for m in network.changes) for c in run],
         "flagged": [epoch for epoch, flag in network.flags.items() if flag],
+        "rises": claims.rises([network.training] if network.training else []),
+        "trainings": 1, "equal": claims.EQUAL,
     }  # fmt: skip
+
+
+def causes(network: Network) -> list[tuple[Any, ...]]:
+    """Event, epochs with it, and for alarms and for flags: how many it precedes, and p."""
+    epochs, events = [e.epoch for e in network.epochs], training.training_events(network.epochs)
+    at = [a.epoch for a in network.alarms if a.epoch is not None]
+    flagged = [epoch for epoch, flag in network.flags.items() if flag]
+    tests = {
+        (event, k): training.early_warning(epochs, when, what, nearest=0)
+        for event, when in events.items()
+        for k, what in enumerate((at, flagged))
+    }
+    p = holm({key: test.p for key, test in tests.items() if not math.isnan(test.p)})
+    cells = {key: (f"{test.foretold} of {test.alarms}", p.get(key)) for key, test in tests.items()}
+    return [
+        (event, ", ".join(map(str, when)), *cells[event, 0], *cells[event, 1])
+        for event, when in events.items()
+    ]
 
 
 def write_network(
@@ -334,22 +394,17 @@ def write_network(
         places: whether the images have boxes or masks.
     """
     content = network_content(network)
-    run, epochs, methods, flagged = network.run, network.epochs, content["methods"], content["flagged"]
+    run, epochs, methods = network.run, network.epochs, content["methods"]
     norms = [(e.epoch, e.gradients) for e in epochs] if any(e.gradients for e in epochs) else []
-    auc, marks, warnings = [(position(run, c), c.auc) for c in run], list[float](), list[str]()
+    auc, marks = [(position(run, c), c.auc) for c in run], list[float]()
     if network.history is not None:
         auc, marks = [(e.epoch, e.auc) for e in epochs], [position(run, network.end_states[0])]
-    jumps = training.gradient_jumps(epochs) if norms else []
-    if norms:
-        at = [a.epoch for a in network.alarms if a.epoch is not None]
-        every = [e.epoch for e in epochs]
-        both = ((at, "an alarm"), (flagged, "a flag"))
-        warnings = [training.early_warning(every, jumps, when, what).sentence for when, what in both]
+    events = training.training_events(epochs)
     scores = {f"{c.name}, AUC {c.auc:.3f}": score_grid(run, c) for c in network.end_states}
     drawn = {
         "trajectories": trajectory_figure(run, network.alarms, auc, marks, norms),
         "ends": figures.heatmaps(scores, methods, "C-Score"),
-        "by-class": class_figure(run, marks),
+        "by-class": classes_figure({"": run}, labels_of([run]), marks, bands=True),
     }
     if network.ends[0] != network.ends[1]:
         (before, columns), (after, _) = scores.values()
@@ -364,7 +419,8 @@ def write_network(
     }  # fmt: skip
     return write_page(
         out, "studies/cscore/network.md", TABLES, drawn, **content, held_out=held_out, failures=failures,
-        recommendation=recommend(run, network.alarms), warnings=warnings, jumps=jumps, grew=grew,
+        recommendation=recommend(run, network.alarms), logged=bool(norms), events=events, grew=grew,
+        causes=causes(network), converged_at=claims.converged(run),
         places=place_scores(folder, run.checkpoints[-1].name) if places else None, swept=depth_rows(swept),
     )  # fmt: skip
 
@@ -373,6 +429,7 @@ def networks_content(networks: Sequence[Network]) -> dict[str, Any]:
     """What the page of several networks and its tables name."""
     pairs = [(a, b, difference(a, b)) for a, b in combinations(networks, 2)]
     corrected = holm({k: apart.p for k, (*_, apart) in enumerate(pairs) if not math.isnan(apart.p)})
+    trainings = [network.training for network in networks if network.training]
     return {
         "networks": list(networks),
         "standings": [(network, standing(network, networks)) for network in networks],
@@ -382,8 +439,29 @@ def networks_content(networks: Sequence[Network]) -> dict[str, Any]:
             for method, state in network.last.methods.items()
         ],
         "pairs": [(*pair, corrected.get(k)) for k, pair in enumerate(pairs)],
+        "rises": claims.rises(trainings),
+        "trainings": len(trainings),
+        "distances": [row for pair in combinations(networks, 2) for row in mean_map_distances(*pair)],
         "phases": {epoch: e.phase for n in reversed(networks) for epoch, e in n.by_epoch.items()},
     }
+
+
+def mean_map_distances(first: Network, second: Network) -> Iterator[tuple[Network, Network, str, PerClass]]:
+    """DoM of every method that both have, at their last checkpoints, if their images are the same.
+
+    Maps of a network with another input size are brought to the size of the first.
+    """
+    if first.folder is None or second.folder is None or first.images != second.images:
+        return
+    stores, names = (first.folder.maps(), second.folder.maps()), (first.last.name, second.last.name)
+    answers = read_predictions(first.folder, names[0])
+    for method in [m for m in first.last.methods if m in second.last.methods]:
+        own, other = (set(store.ids(name, method)) for store, name in zip(stores, names, strict=True))
+        ids = [name for name in answers.ids if name in own & other]
+        if ids:
+            a, b = (store.read(name, method, ids) for store, name in zip(stores, names, strict=True))
+            labels = answers.labels[[answers.places[name] for name in ids]]
+            yield first, second, method, dom(a, replace(b, image_size=a.image_size), labels)
 
 
 def write_networks(out: Path, networks: Sequence[Network], pages: Mapping[str, str]) -> MarkdownReport:
@@ -397,7 +475,10 @@ def write_networks(out: Path, networks: Sequence[Network], pages: Mapping[str, s
     drawn = {
         "net-change": figures.bars(changes, methods, "change of the C-Score over the second phase"),
         "ends": figures.heatmaps(panels, methods, "C-Score"),
-        "trajectories": networks_figure({network.name: network.run for network in networks}),
+        "trajectories": classes_figure(
+            {network.name: network.run for network in networks},
+            [None, *labels_of(network.run for network in networks)],
+        ),
     }
     return write_page(
         out, "studies/cscore/networks.md", TABLES, drawn, **networks_content(networks), pages=pages,
@@ -525,33 +606,25 @@ def depth_figure(swept: Mapping[str, Trajectory]) -> Any:
     return figures.lines([panels], 3.2 * len(names) + 1.6, 3.4, sharey=True)
 
 
-def class_figure(run: Trajectory, marks: Sequence[float]) -> Any:
-    """A panel for each class, every method with its 95 % interval."""
-    labels = labels_of([run])
-    panels = [
-        Panel(
-            curves(run, methods_of([run]), label, bands=True),
-            LIMITS | {"title": run.class_name(label), "xlabel": x_label(run), "ylabel": "C-Score"}, marks,
-        )
-        for label in labels
-    ]  # fmt: skip
-    return figures.lines([panels], 3.4 * len(labels) + 1.4, 3.2, "right center", sharex=True, sharey=True)
+def classes_figure(
+    runs: Mapping[str, Trajectory], labels: Sequence[int | None], marks: Sequence[float] = (),
+    bands: bool = False,
+) -> Any:  # fmt: skip
+    """A column for each run, by title; a row for each label, None for all classes, beside AUC.
 
-
-def networks_figure(runs: Mapping[str, Trajectory]) -> Any:
-    """A column for each network; over all classes, then class by class."""
+    bands: with 95 % intervals.
+    """
     methods, first = methods_of(runs.values()), next(iter(runs.values()))
-    labels = [None, *labels_of(runs.values())]
 
     def panel(label: int | None, name: str, run: Trajectory) -> Panel:
-        lines, axes = curves(run, methods, label), {"ylim": (0, 1.06)}
+        lines = curves(run, methods, label, bands)
         if label is None:
             lines.insert(0, Line([position(run, c) for c in run], [c.auc for c in run], "AUC", AUC))
-        title = {"title": name} if label is None else {}
-        below = {"xlabel": x_label(run)} if label == labels[-1] else {}
+        axes = {"title": name} if label == labels[0] and name else {}
+        axes |= {"xlabel": x_label(run)} if label == labels[-1] else {}
         of = "all classes" if label is None else first.class_name(label)
-        return Panel(lines, {**axes, **title, **below, **({"ylabel": of} if run is first else {})})
+        return Panel(lines, {**LIMITS, **axes, **({"ylabel": of} if run is first else {})}, marks)
 
     grid = [[panel(label, name, run) for name, run in runs.items()] for label in labels]
-    size = 2.8 * len(runs) + 1.4, 2.1 * len(labels) + 0.4
+    size = max(2.8 * len(runs) + 1.4, 5.6), 2.1 * len(labels) + 0.4
     return figures.lines(grid, *size, sharey=True, sharex="col")

@@ -8,10 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from heatproof.errors import InputError
-from heatproof.studies.settings import CLASS_HEAD, DEVICE, LAYER, LIMIT, THREADS, Settings, calls, option
+from heatproof.studies.settings import (
+    CLASS_HEAD,
+    DEVICE,
+    LAYER,
+    LIMIT,
+    THREADS,
+    Settings,
+    calls,
+    numbers,
+    option,
+    pixels,
+)
 from heatproof.train.recipe import CHECKPOINTS
 
 METHODS = ("gradcam", "gradcam++", "layercam", "eigencam", "scorecam(channels=32)", "ms-gradcam++")
+RAW = {"ms-gradcam++": "ms-gradcam++(scaled=false)"}  # eq. 7 of the paper
 
 
 def _tau(text: str) -> float | str:
@@ -21,11 +33,15 @@ def _tau(text: str) -> float | str:
         return text  # refused below, unless it is "adaptive"
 
 
-def _epochs(text: str) -> tuple[int, ...]:
+def _whole(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise InputError(f"--keep is a list of epochs such as 1,5,10; got {text!r}") from None
+        raise InputError(f"--keep and --seeds are lists of numbers such as 1,5,10; got {text!r}") from None
+
+
+def _window(text: str) -> tuple[float, ...] | str:
+    return text if text == "range" else numbers(text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +51,19 @@ class CscoreSettings(Settings):
     images: tuple[Path, ...] = option(
         (), "Folder with a folder per class; may be repeated, then all are pooled.", short="i"
     )
-    kind: str = option("folder", "How the images are listed.", choices=("folder", "csv"))
+    kind: str = option(
+        "folder", "How the images are listed; nifti and arrays may be volumes (CT, MRI), also in a CSV.",
+        choices=("folder", "csv", "nifti", "arrays"),
+    )  # fmt: skip
+    axes: str | None = option(None, "Of --kind arrays: what the axes of each array are, such as dhw or cdhw.")
+    size: tuple[int, ...] = option(
+        (), "Of volumes: depth,height,width, if it is not the network's own.",
+        read=pixels, default_text="",
+    )  # fmt: skip
+    window: tuple[float, ...] | str = option(
+        (), "Of scans: centre,width that become 0 to 1, or range: each scan's own.",
+        read=_window, default_text="",
+    )  # fmt: skip
     model: str = option(
         "lite0", "lite0, torchvision:NAME, timm:NAME, keras:NAME, FILE.py:FACTORY, ...", short="M"
     )
@@ -50,6 +78,11 @@ class CscoreSettings(Settings):
     methods: tuple[str, ...] = option(
         METHODS, "Comma-separated; the paper's six by default.", short="m", read=calls, default_text=""
     )
+    paper: bool = option(
+        False,
+        "As printed: ms-gradcam++ averages raw maps (eq. 7). By default each layer's map is scaled to [0, 1] "
+        "first, since layers differ in size and one of them would decide.",
+    )  # fmt: skip
     held_out: float = option(0.2, "Share of images held out from training.")
     head_epochs: int = option(20, "Of phase 1.", least=0)
     full_epochs: int = option(10, "Of phase 2.", least=0)
@@ -64,7 +97,7 @@ class CscoreSettings(Settings):
     )  # fmt: skip
     class_weights: bool = option(False, "Weigh classes by their inverse frequency.")
     transforms: bool = option(False, "Train with COSE's transforms, chosen at random.")
-    keep: tuple[int, ...] = option(CHECKPOINTS, "Epochs to score.", read=_epochs)
+    keep: tuple[int, ...] = option(CHECKPOINTS, "Epochs to score.", read=_whole)
     tau: float | str = option(
         0.5, "Gold lists: least probability of an image; or adaptive.",
         read=_tau, default_text="0.5",
@@ -87,6 +120,10 @@ class CscoreSettings(Settings):
     threads: int | None = option(None, THREADS, least=1)
     amp: bool = option(False, "Train in bfloat16.")
     seed: int = option(0, "Repeats the study exactly.")
+    seeds: tuple[int, ...] = option(
+        (), "Several trainings on one page, with the same images held out, for tests over seeds: 0,1,2.",
+        read=_whole, default_text="",
+    )  # fmt: skip
     options: Mapping[str, Any] = field(default_factory=dict)  # for the network's builder
 
     def __post_init__(self) -> None:
@@ -94,6 +131,12 @@ class CscoreSettings(Settings):
 
         super().__post_init__()
         ListRule(self.tau, self.weights)  # type: ignore[arg-type]  # refuses what is neither
+        if len(self.size) not in (0, 3):
+            raise InputError(f"size is depth,height,width of volumes; got {','.join(map(str, self.size))}")
+        if self.seeds and self.checkpoints:
+            raise InputError(
+                "seeds are of trainings, and existing checkpoints are not trained; leave one out"
+            )
         for name in ("checkpoints", "layer", "options"):
             if len(self.networks) > 1 and getattr(self, name):
                 raise InputError(
@@ -104,3 +147,26 @@ class CscoreSettings(Settings):
     @property
     def last_epoch(self) -> int:
         return self.head_epochs + self.full_epochs
+
+    @property
+    def runs(self) -> tuple[tuple[str, int], ...]:
+        """Networks and seeds to train."""
+        none = self.beside and not (self.networks or self.seeds)
+        networks = () if none else self.networks or (self.model,)
+        return tuple((spec, seed) for spec in networks for seed in self.seeds or (self.seed,))
+
+    @property
+    def preprocess(self) -> dict[str, Any]:
+        """Parts of the preprocessing that replace the network's own."""
+        window = self.window if isinstance(self.window, str) else list(self.window)
+        return {key: value for key, value in {"size": list(self.size), "window": window}.items() if value}
+
+    @property
+    def split_seed(self) -> int:
+        """Decides which images are held out, the same for all seeds."""
+        return (*self.seeds, self.seed)[0]
+
+    @property
+    def explained(self) -> tuple[str, ...]:
+        """The methods, in the paper's form if that is chosen."""
+        return tuple(RAW.get(method, method) for method in self.methods) if self.paper else self.methods
