@@ -71,8 +71,9 @@ def audit_command(ctx: click.Context, given: dict[str, Any], show: bool | None) 
     file that lists images; with boxes or masks, the audit also judges whether the network uses the
     object. Methods, controls and metrics are chosen automatically by what the network and the images allow
     and by the time that a pass takes on this machine. The audit runs in steps and adapts the remaining
-    choices to the measured time. The same command with more --minutes continues it. The verdict needs at
-    least 30 images.
+    choices to the measured time; a method whose answer is decided is tested no further. With little time
+    there are fewer methods, then fewer images; the verdict needs at least 30. The same command with more
+    --minutes continues it.
 
     \b
     Written to the folder --out; the same command resumes a stopped audit:
@@ -248,7 +249,8 @@ class LiveTable(Progress):
         numbers = [f"{follow_metric().parts[kind]}, so far" for kind in KINDS]
         table = new_table(self.line(), ("method", "maps", *numbers), right=("maps", *numbers))
         for method, means in self._rows.items():
-            values = (means.get(f"{follow_metric().name}_{kind}") for kind in KINDS)
+            bases = {name.partition("(")[0]: value for name, value in means.items()}
+            values = (bases.get(f"{follow_metric().name}_{kind}") for kind in KINDS)
             texts = (f"{value[0]:+.3f} (n = {value[1]})" if value else "" for value in values)
             table.add_row(method, str(max(n for _, n in means.values())), *texts)
         return table

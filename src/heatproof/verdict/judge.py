@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 
 import numpy as np
 
+from heatproof.disk import valid_unicode
 from heatproof.errors import StoreError, counted
 from heatproof.metrics.classifier import auc, auc_errors, class_order
 from heatproof.metrics.stats import mean_interval
@@ -31,6 +33,7 @@ from heatproof.verdict.follow import (
     limits,
     per_test_answers,
     rule,
+    sequential_answers,
 )
 from heatproof.verdict.rules import MIN_USABLE
 from heatproof.verdict.uses import network_answer
@@ -54,17 +57,9 @@ def judge(data: RunData, by: FollowRule | None = None) -> Verdict:
     """Compute the verdict on a run at one checkpoint. by: a rule instead of the calibrated one."""
     by = by or rule()
     notes = tuple(_obstacles(data))
-    voting = f"{follow_metric(data.facts).name}_"
-    names = [next((of.name for of in data.measures if of.base == voting + kind), "") for kind in KINDS]
-    nothing = np.full(len(data.images.ids), math.nan)
-    values: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-    for m in data.real:
-        weights, place = (data.images.distinct(data.images.scores.get((name, m), nothing)) for name in names)
-        values[m] = weights, place
-    # Maps from files cannot be compared with a known method of the same run, so the rule assumes a scale.
-    stored = bool(values) and all(m.startswith(STORED) for m in values)
-    scale = ALONE if stored else 0.0
-    results = answers(values, by, scale)
+    names, values = _voting_names(data), _values(data)
+    stored = _only_stored(data)
+    results = follow_answers(data, by)
     # Blank maps have no number, so a method could pass on its few other maps alone.
     yes = [m for m, answer in results.items() if answer == "yes"]
     mostly_blank = [m for m in yes if _mostly_blank(data, m, yes, values)]
@@ -72,7 +67,7 @@ def judge(data: RunData, by: FollowRule | None = None) -> Verdict:
     if notes:  # no "yes" for a network without skill, or for an incomplete run; "no" needs neither
         results = {m: "undecided" if answer == "yes" else answer for m, answer in results.items()}
     following = [m for m, answer in results.items() if answer == "yes"]
-    thresholds = limits(values, by, scale)
+    thresholds = limits(values, by, ALONE if stored else 0.0)
     methods = []
     for m, answer in results.items():
         alone = dict(zip(names, per_test_answers(values[m], thresholds), strict=True))
@@ -104,6 +99,39 @@ def judge(data: RunData, by: FollowRule | None = None) -> Verdict:
     network = network_answer(record, by_following, why=data.evidence_missing)
     labels, warnings = _label_agreement(data), (*data.manifest.warnings, *_image_warnings(data))
     return Verdict(data.checkpoint, tuple(methods), network, alarms, notes, rates, labels, warnings)
+
+
+def follow_answers(data: RunData, by: FollowRule | None = None) -> dict[str, Answer]:
+    """Whether maps follow the network by the voting test alone, which is sequential if methods stop early."""
+    by, scale = by or rule(), ALONE if _only_stored(data) else 0.0
+    if not data.manifest.config.get("run", {}).get("tested"):
+        return answers(_values(data), by, scale)
+    order = {valid_unicode(name): i for i, (name, _) in enumerate(data.folder.images())}
+    at = [order.get(name, order.get(name.rpartition("#")[0], 0)) for name in data.images.ids]
+    return sequential_answers(partial(_values, data, np.array(at, int)), len(order), by, scale)
+
+
+def _only_stored(data: RunData) -> bool:
+    """Whether no method of the run has a known scale, because all maps were read from files."""
+    return bool(data.real) and all(m.startswith(STORED) for m in data.real)
+
+
+def _voting_names(data: RunData) -> list[str]:
+    """Names in the rows of both numbers of the voting test; "" if the run does not have it."""
+    voting = f"{follow_metric(data.facts).name}_"
+    return [next((of.name for of in data.measures if of.base == voting + kind), "") for kind in KINDS]
+
+
+def _values(data: RunData, at: np.ndarray | None = None, first: int = 0) -> Values:
+    """Both numbers of every image by method. at: place of each image in the run, of which the first count."""
+    nothing = np.full(len(data.images.ids), math.nan)
+
+    def column(name: str, method: str) -> np.ndarray:
+        own = data.images.scores.get((name, method), nothing)
+        return data.images.distinct(own if at is None else np.where(at < first, own, math.nan))
+
+    weights, place = _voting_names(data)
+    return {m: (column(weights, m), column(place, m)) for m in data.real}
 
 
 def keep(data: RunData, verdict: Verdict) -> str:
