@@ -2,27 +2,25 @@
 
     python -m research.calibration.sequential OUT
 
-reads OUT/members. The rule itself (informative, yes, no) was chosen before, on other networks. Candidates for
-the spending of the error and for the number of steps are compared on one half of the pairs, every other one by
-name; the rates of the other half are what is published. Numbers at 5 steps come from every second point of
-curves of 10 steps, which are the same points.
+reads OUT/members, which `python -m research.calibration` writes. The rule itself (informative, yes, no)
+was chosen before, on other networks. Candidates for the spending of the error, the number of steps and of
+random networks are compared on one half of the pairs, every other one by name; the rates of the other half
+are what is published.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from scipy.stats import norm
 
-from heatproof.metrics.specific import DRAWS
+from heatproof.metrics.specific import DRAWS, STEPS
 from heatproof.registry import parse_call
 from heatproof.verdict.follow import (
-    ENOUGH,
-    FIRST_LOOK,
     KINDS,
     LEVEL,
     FollowRule,
@@ -46,7 +44,7 @@ def spent_by(share: Callable[[float], float]) -> Looks:
 
 SPENDING: dict[str, Looks] = {
     "one look": [(IMAGES, LEVEL)],
-    "1 - 40 / 2n (used)": list(looks(IMAGES)),
+    "as in an audit": list(looks(IMAGES)),
     "O'Brien-Fleming": spent_by(lambda t: 2 * norm.sf(norm.isf(LEVEL / 2) / t**0.5) / LEVEL),
     "Pocock": spent_by(lambda t: float(np.log1p((np.e - 1) * t))),
 }
@@ -72,31 +70,33 @@ class Counts:
                 f"{self.inputs / each:.0f}"]  # fmt: skip
 
 
-def count(members: Sequence[Member], by: FollowRule, schedule: Looks, steps: int) -> Counts:
+def count(
+    members: Sequence[Member], by: FollowRule, schedule: Looks, steps: int = STEPS, draws: int = DRAWS
+) -> Counts:
     """Judge every method of a network together, and each control beside them."""
     counts = Counts()
     for member in members:
         for tests in member["tests"].values():
-            every = {m: numbers(own, steps) for m, own in tests.items()}
+            every = {m: numbers(own, steps, draws) for m, own in tests.items()}
             methods = {m: both for m, both in every.items() if m not in CONTROLS}
             for method, answer, tested in judged(methods, by, schedule):
                 counts.methods += 1
                 counts.undecided += answer == "undecided"
                 counts.images += tested
-                counts.inputs += tested * inputs(method, steps)
+                counts.inputs += tested * inputs(method, steps, draws)
                 if member["contrast"][method]["low"] > 0.5:
                     counts.following += 1
                     counts.alarms += answer == "no"
             for control in every.keys() & set(CONTROLS):
                 beside = judged(methods | {control: every[control]}, by, schedule)
                 counts.controls += 1
-                counts.misses += dict((m, a) for m, a, _ in beside)[control] == "yes"
+                counts.misses += any(m == control and answer == "yes" for m, answer, _ in beside)
     return counts
 
 
 def judged(values: Values, by: FollowRule, schedule: Looks) -> Iterator[tuple[str, str, int]]:
     """Each method, its answer, and the number of images on which it was tested, as in an audit."""
-    result: dict[str, tuple[str, int]] = {m: ("undecided", 0) for m in values}
+    result: dict[str, tuple[str, int]] = dict.fromkeys(values, ("undecided", 0))
     for n, level in schedule:
         for m, (answer, _) in result.items():
             result[m] = (answer, n) if answer == "undecided" else result[m]
@@ -106,33 +106,46 @@ def judged(values: Values, by: FollowRule, schedule: Looks) -> Iterator[tuple[st
     return ((m, *own) for m, own in result.items())
 
 
-def numbers(tests: dict[str, list[float | None]], steps: int) -> tuple[np.ndarray, np.ndarray]:
-    suffix = "_at_5" if steps == 5 else ""
+def numbers(
+    tests: Mapping[str, Sequence[float | None]], steps: int, draws: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Both numbers of every image, of so many steps, or against so many networks with random weights."""
+    suffix = "" if steps == STEPS else f"_at_{steps}"
     weights, place = (np.array(tests[f"specificity_{kind}{suffix}"], float) for kind in KINDS)
+    if draws < DRAWS and np.nan_to_num(weights).any():
+        random = [np.array(tests[f"gain_untrained_{i}"], float) for i in range(draws)]
+        own = np.array(tests["gain"], float) - np.mean(random, 0)
+        weights = np.where(np.isnan(weights), np.nan, own)
     return weights, place
 
 
-def inputs(method: str, steps: int) -> int:
-    """Inputs of the test of one map: five maps on two curves, and the method under random weights."""
+def inputs(method: str, steps: int, draws: int) -> int:
+    """Inputs of the test of one map: its curves, those of its controls, and the method's control maps."""
     repeats = next((n for n in parse_call(method)[1].values() if isinstance(n, int)), 1)
-    return 2 * (DRAWS + 2) * (steps - 1) + DRAWS * repeats
+    return 2 * (draws + 2) * (steps - 1) + draws * repeats
 
 
 def main(out: Path) -> None:
     members, by = read_members(out, fewest=2), rule()
-    print(f"{len(members)} pairs, {by}, first look {FIRST_LOOK}, at least {ENOUGH}")
-    for half, name in enumerate(("chose the spending", "other half")):
-        for spending, schedule in SPENDING.items():
-            for steps in (10, 5):
-                row = count(members[half::2], by, schedule, steps).row()
-                print(f"| {name} | {spending} | {steps} | {' | '.join(row)} |")
-    columns = [
-        (numbers(t, 10), numbers(t, 5)) for m in members for own in m["tests"].values() for t in own.values()
+    print(f"{len(members)} pairs; informative {by.informative}, yes {by.yes}, no {by.no}")
+    audit = SPENDING["as in an audit"]
+    cases = [(name, schedule, STEPS, DRAWS) for name, schedule in SPENDING.items()]
+    cases += [("as in an audit", audit, STEPS // 2, DRAWS), ("as in an audit", audit, STEPS, 2)]
+    cases += [("as in an audit", audit, STEPS, 1)]
+    for group, name in ((members[::2], "compared"), (members[1::2], "other half"), (members, "all")):
+        for spending, schedule, steps, draws in cases:
+            row = count(group, by, schedule, steps, draws).row()
+            print(f"| {name} | {spending} | {steps} | {draws} | {' | '.join(row)} |")
+    every = [t for m in members for own in m["tests"].values() for t in own.values()]
+    fine, coarse = ([numbers(t, steps, DRAWS) for t in every] for steps in (STEPS, STEPS // 2))
+    off = [
+        np.nanmean(b - a)
+        for one, two in zip(fine, coarse, strict=True)
+        for a, b in zip(one, two, strict=True)
     ]
-    off = [np.nanmean(b - a) for fine, coarse in columns for a, b in zip(fine, coarse, strict=True)]
-    error = [np.nanstd(a) / IMAGES**0.5 for fine, _ in columns for a in fine]
-    print(f"5 steps move a mean by {np.nanmedian(np.abs(off)):.4f} (median); its standard error over "
-          f"{IMAGES} images is {np.nanmedian(error):.4f}")  # fmt: skip
+    error = [np.nanstd(column) / IMAGES**0.5 for both in fine for column in both]
+    moved, sure = np.nanmedian(np.abs(off)), np.nanmedian(error)
+    print(f"{STEPS // 2} steps move a mean by {moved:.4f} (median); its standard error is {sure:.4f}")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ The rungs, in order; a rung that does not fit is left out, and later ones are st
 
     the first method, `random`, and the test that the verdict rests on, on 40 images (fewer if there is no
     time for more); a second method
-    two more methods of one pass; floors; insertion and deletion; further methods of one pass
+    two more methods of one pass; floors; further methods of one pass; insertion and deletion
     up to 100 images
     randomisation, fragility; methods of many passes
     up to 1,000 images, if a method is undecided
@@ -57,7 +57,7 @@ CORE = ("layercam", "hirescam", "legrad", "attnlrp", "gradient")
 MORE = ("gradcam++", "eigencam", "rollout", "lrp", "guided-backprop", "gradient-x-input")
 EXPENSIVE = ("integrated-gradients", "occlusion", "lime", "rise(masks=1000)")
 FLOORS = ("edges", "centre")  # beside `random`, which the verdict cannot do without
-VOTE = (f"{follow_metric().name}(steps=5)", "untrained")  # which share the maps under random weights
+VOTE = (follow_metric().name, "untrained")  # which share the maps under random weights
 CURVES = ("insertion(steps=10)", "deletion(steps=10)")
 FURTHER = (("randomisation(depths=3)",), ("fragility",))
 EVIDENCE, EVIDENCE_PASSES = "evidence", 30  # inputs per image, at most
@@ -399,8 +399,8 @@ class BudgetPlanner:
         start = self._images(start, FIRST_LOOK)
         small = start if wanted else self._methods(start, CORE, "one pass per image", 4)
         small = self._methods(small, FLOORS, "control: does not use the network")
-        small = self._metrics(small, CURVES)
         small = small if wanted else self._methods(small, MORE, "one pass per image")
+        small = self._metrics(small, CURVES)
         some = rich = self._images(small, SOME)
         for group in FURTHER:
             rich = self._metrics(rich, group)
