@@ -2,10 +2,10 @@
 
     python -m research.calibration.sequential OUT
 
-reads OUT/members, which `python -m research.calibration` writes. The rule itself (informative, yes, no)
-was chosen before, on other networks. Candidates for the spending of the error, the number of steps and of
-random networks are compared on one half of the pairs, every other one by name; the rates of the other half
-are what is published.
+writes OUT/sequential.csv from OUT/members, which `python -m research.calibration` writes. The rule itself
+(informative, yes, no) was chosen before, on other networks. Candidates for the spending of the error, the
+number of steps and of random networks are compared on one half of the pairs, every other one by name; the
+rates of the other half are what is published.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from scipy.stats import norm
 
 from heatproof.metrics.specific import DRAWS, STEPS
 from heatproof.registry import parse_call
+from heatproof.studies.common import write_rows
 from heatproof.verdict.follow import (
     KINDS,
     LEVEL,
@@ -33,6 +34,18 @@ from research.calibration.collect import CONTROLS, IMAGES
 from research.calibration.thresholds import Member, Share, read_members
 
 Looks = Sequence[tuple[int, float]]
+AUDIT = "as in an audit"
+HEADER = (
+    "pairs",
+    "looks",
+    "steps",
+    "random networks",
+    "false alarm",
+    "miss",
+    "undecided",
+    "images",
+    "inputs",
+)
 
 
 def spent_by(share: Callable[[float], float]) -> Looks:
@@ -44,7 +57,7 @@ def spent_by(share: Callable[[float], float]) -> Looks:
 
 SPENDING: dict[str, Looks] = {
     "one look": [(IMAGES, LEVEL)],
-    "as in an audit": list(looks(IMAGES)),
+    AUDIT: list(looks(IMAGES)),
     "O'Brien-Fleming": spent_by(lambda t: 2 * norm.sf(norm.isf(LEVEL / 2) / t**0.5) / LEVEL),
     "Pocock": spent_by(lambda t: float(np.log1p((np.e - 1) * t))),
 }
@@ -128,14 +141,15 @@ def inputs(method: str, steps: int, draws: int) -> int:
 def main(out: Path) -> None:
     members, by = read_members(out, fewest=2), rule()
     print(f"{len(members)} pairs; informative {by.informative}, yes {by.yes}, no {by.no}")
-    audit = SPENDING["as in an audit"]
-    cases = [(name, schedule, STEPS, DRAWS) for name, schedule in SPENDING.items()]
-    cases += [("as in an audit", audit, STEPS // 2, DRAWS), ("as in an audit", audit, STEPS, 2)]
-    cases += [("as in an audit", audit, STEPS, 1)]
+    cases = [(name, STEPS, DRAWS) for name in SPENDING]
+    cases += [(AUDIT, STEPS // 2, DRAWS), (AUDIT, STEPS, 2), (AUDIT, STEPS, 1)]
+    rows = []
     for group, name in ((members[::2], "compared"), (members[1::2], "other half"), (members, "all")):
-        for spending, schedule, steps, draws in cases:
-            row = count(group, by, schedule, steps, draws).row()
-            print(f"| {name} | {spending} | {steps} | {draws} | {' | '.join(row)} |")
+        for looked, steps, draws in cases:
+            counts = count(group, by, SPENDING[looked], steps, draws)
+            rows.append([f"{name} ({len(group)})", looked, str(steps), str(draws), *counts.row()])
+            print(" | ".join(rows[-1]))
+    write_rows(out / "sequential.csv", HEADER, rows)
     every = [t for m in members for own in m["tests"].values() for t in own.values()]
     fine, coarse = ([numbers(t, steps, DRAWS) for t in every] for steps in (STEPS, STEPS // 2))
     off = [
