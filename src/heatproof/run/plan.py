@@ -128,10 +128,10 @@ def make_plan(manifest: Manifest, images: int, pictures: Sequence[tuple[str, str
 
 def untested(config: Mapping[str, Any], start: int) -> frozenset[str]:
     """Methods whose sequential test has ended before the image at `start`."""
-    steps = config["run"].get("tested", ())
-    return frozenset(method for _, methods in steps for method in methods) - frozenset(
-        method for images, methods in steps for method in methods if start < images
-    )
+    ends: dict[str, int] = {}
+    for images, methods in config["run"].get("tested", ()):
+        ends |= {method: max(images, ends.get(method, 0)) for method in methods}
+    return frozenset(method for method, end in ends.items() if end <= start)
 
 
 def _templates(

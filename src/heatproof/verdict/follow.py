@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -96,19 +96,16 @@ def answers(values: Values, by: FollowRule, scale: float = 0.0, level: float = L
     return results | {m: "no" for m, both in judged.items() if ignores_weights(both)}
 
 
-def looks(images: int) -> Iterator[tuple[int, float]]:
+def looks(images: int) -> list[tuple[int, float]]:
     """Numbers of images after which a sequential test over so many looks at the answers, and the levels.
 
     >>> [(n, round(level, 4)) for n, level in looks(104)]
     [(40, 0.025), (80, 0.0125), (104, 0.0029)]
     """
-    spent, n = 0.0, min(FIRST_LOOK, images)
-    while True:
-        spent_now = LEVEL * (1 - FIRST_LOOK / (2 * max(n, FIRST_LOOK)))
-        yield n, spent_now - spent
-        if n == images:
-            return
-        spent, n = spent_now, min(2 * n, images)
+    doublings = range(max(0, images.bit_length() - FIRST_LOOK.bit_length() + 1))
+    numbers = [*(n for k in doublings if (n := FIRST_LOOK << k) < images), images]
+    spent = [0.0, *(LEVEL * (1 - FIRST_LOOK / (2 * max(n, FIRST_LOOK))) for n in numbers)]
+    return list(zip(numbers, np.diff(spent).tolist(), strict=True))
 
 
 def sequential_answers(

@@ -58,8 +58,7 @@ def judge(data: RunData, by: FollowRule | None = None) -> Verdict:
     by = by or rule()
     notes = tuple(_obstacles(data))
     names, values = _voting_names(data), _values(data)
-    stored = _only_stored(data)
-    results = follow_answers(data, by)
+    scale, results = _scale(data), follow_answers(data, by)
     # Blank maps have no number, so a method could pass on its few other maps alone.
     yes = [m for m, answer in results.items() if answer == "yes"]
     mostly_blank = [m for m in yes if _mostly_blank(data, m, yes, values)]
@@ -67,7 +66,7 @@ def judge(data: RunData, by: FollowRule | None = None) -> Verdict:
     if notes:  # no "yes" for a network without skill, or for an incomplete run; "no" needs neither
         results = {m: "undecided" if answer == "yes" else answer for m, answer in results.items()}
     following = [m for m, answer in results.items() if answer == "yes"]
-    thresholds = limits(values, by, ALONE if stored else 0.0)
+    thresholds = limits(values, by, scale)
     methods = []
     for m, answer in results.items():
         alone = dict(zip(names, per_test_answers(values[m], thresholds), strict=True))
@@ -83,7 +82,7 @@ def judge(data: RunData, by: FollowRule | None = None) -> Verdict:
         elif answer == "undecided":
             counts = [int(np.isfinite(column).sum()) for column in values[m]]
             reason = _missing_controls(data, names[0], m) if counts[0] == 0 < counts[1] else ""
-            texts.append(reason or _would_decide(min(counts), bool(notes), thresholds is None, stored))
+            texts.append(reason or _would_decide(min(counts), bool(notes), thresholds is None, scale > 0))
         if answer != "undecided" and untested:
             whose = "their" if untested[1:] else "its"
             without = listed(untested, most=5)
@@ -93,7 +92,7 @@ def judge(data: RunData, by: FollowRule | None = None) -> Verdict:
         methods.append(MethodAnswer(m, answer, tests, blank, "; ".join(texts)))
     alarms = tuple(asdict(alarm) | {"name": alarm.name} for alarm in data.alarms)
     rates = {key: calibration()[key] for key in ("rates", "population", "made_by")}
-    rates |= {"rates": calibration()["rates_alone"]} if stored else {}
+    rates |= {"rates": calibration()["rates_alone"]} if scale else {}
     record = data.evidence
     by_following = record is not None and bool({*record.methods} & {*following})
     network = network_answer(record, by_following, why=data.evidence_missing)
@@ -103,7 +102,7 @@ def judge(data: RunData, by: FollowRule | None = None) -> Verdict:
 
 def follow_answers(data: RunData, by: FollowRule | None = None) -> dict[str, Answer]:
     """Whether maps follow the network by the voting test alone, which is sequential if methods stop early."""
-    by, scale = by or rule(), ALONE if _only_stored(data) else 0.0
+    by, scale = by or rule(), _scale(data)
     if not data.manifest.config.get("run", {}).get("tested"):
         return answers(_values(data), by, scale)
     order = {valid_unicode(name): i for i, (name, _) in enumerate(data.folder.images())}
@@ -111,9 +110,9 @@ def follow_answers(data: RunData, by: FollowRule | None = None) -> dict[str, Ans
     return sequential_answers(partial(_values, data, np.array(at, int)), len(order), by, scale)
 
 
-def _only_stored(data: RunData) -> bool:
-    """Whether no method of the run has a known scale, because all maps were read from files."""
-    return bool(data.real) and all(m.startswith(STORED) for m in data.real)
+def _scale(data: RunData) -> float:
+    """The scale that the rule assumes if all maps are from files, so that no known method sets it; else 0."""
+    return ALONE if data.real and all(m.startswith(STORED) for m in data.real) else 0.0
 
 
 def _voting_names(data: RunData) -> list[str]:

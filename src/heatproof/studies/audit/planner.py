@@ -18,7 +18,7 @@ that the network refuses, and metrics that the images do not allow, are left out
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -109,15 +109,10 @@ def inspect(
     if settings.head or not tables["images"].get("options"):
         del tries[1]  # one label each: the head is what it seems to be
     refusal: HeatproofError | None = None
+    least = {"methods": ["random"], "metrics": [follow_metric().name], **tables}
     for targets, head in tries:
         run, model = {**tables["run"], "targets": targets}, {**tables["model"], "head": head}
-        wanted = {
-            "methods": ["random"],
-            "metrics": [follow_metric().name],
-            **tables,
-            "run": run,
-            "model": model,
-        }
+        wanted = least | {"run": run, "model": model}
         try:
             resolved = open_study(ResolvedStudy(study_from(wanted), folder, network=network))
             resolve_defaults(resolved, None)
@@ -216,14 +211,15 @@ class CostModel:
     def method(self, method: str) -> float:
         """Seconds of its own passes; raises if the network refuses it."""
         if method not in self._methods:
-            self._methods[method] = max(0.0, self._timed(method) - self.decoding)
+            self._methods[method] = max(0.0, self._trials(method).per_image().seconds - self.decoding)
         return self._methods[method]
 
     def group(self, group: MetricGroup) -> float:
         """Seconds of a group of metrics for one method."""
         if group not in self._groups:
             maps = (1 + self.draws * (group == VOTE)) * self.method(self.first)
-            self._groups[group] = max(0.0, self._timed(self.first, group) - self.decoding - maps)
+            whole = self._trials(self.first, group).per_image(warm=group == VOTE).seconds
+            self._groups[group] = max(0.0, whole - self.decoding - maps)
         return self._groups[group]
 
     @property
@@ -233,12 +229,9 @@ class CostModel:
 
     @cached_property
     def decoding(self) -> float:
-        return self._trials("random", ()).decoding
+        return self._trials("random").decoding
 
-    def _timed(self, method: str, group: MetricGroup = ()) -> float:
-        return self._trials(method, group).per_image(warm=group == VOTE).seconds
-
-    def _trials(self, method: str, group: MetricGroup) -> Trials:
+    def _trials(self, method: str, group: MetricGroup = ()) -> Trials:
         self.trying(", ".join(group) or method)
         # A whole unit: what it costs once is spread over its images.
         checkpoint, count = self.resolved.checkpoints[-1].name, min(BATCH, len(self.resolved.source))
@@ -416,7 +409,8 @@ class BudgetPlanner:
 
     def _required(self, wanted: Sequence[str]) -> Selection:
         """The minimum that the verdict needs, on fewer images than it needs if there is no time for more."""
-        free = list(self._passless())
+        reasons = {text: self._why_not(text) for text in PASSLESS}
+        free = [Choice(text, not why, why or "needs no extra passes") for text, why in reasons.items()]
         most = self._first_look
         chosen = (*VOTE, *(choice.what for choice in free if choice.taken))
         start = Selection((self.costs.first, "random"), chosen, most, tuple(free))
@@ -426,12 +420,6 @@ class BudgetPlanner:
         start = start.noting(start.methods[0], True, "requested" if wanted else "default method")
         start = start.noting("random", True, "control that the verdict needs")
         return start.noting(", ".join(VOTE), True, "decides the verdict: compares maps with control maps")
-
-    def _passless(self) -> Iterator[Choice]:
-        """Metrics that need no pass, each with the reason against it."""
-        for text in PASSLESS:
-            why = self._why_not(text)
-            yield Choice(text, not why, why or "needs no extra passes")
 
     def _why_not(self, text: str) -> str:
         """Why a metric cannot be computed; "" if it can."""
