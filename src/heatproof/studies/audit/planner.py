@@ -312,7 +312,8 @@ class BudgetPlanner:
 
     def seconds(self, chosen: Selection) -> float:
         """Seconds that a selection takes from now on, with the tests that are expected."""
-        return self._seconds(chosen, lambda method: self._expected_tests(chosen, method))
+        # Evidence is reserved from the start, although it is computed last, when the images are known.
+        return self._seconds(self._evidence(chosen), lambda method: self._expected_tests(chosen, method))
 
     def step_seconds(self, step: Selection) -> float:
         """Seconds that a step takes, with its tests."""
@@ -325,8 +326,7 @@ class BudgetPlanner:
     def _cost(self, chosen: Selection, tests: Callable[[str], float]) -> float:
         """Expected seconds at scale 1. tests: returns the number of images on which a method is tested."""
         tested = sum(tests(method) * self.costs.test(method, chosen.groups) for method in chosen.methods)
-        # Reserved from the start, although it is computed last, when the images are known.
-        evidence = EVIDENCE_PASSES * self.costs.method(self.costs.first) * (not self._why_no_evidence)
+        evidence = EVIDENCE_PASSES * self.costs.method(self.costs.first) * (EVIDENCE in chosen.metrics)
         return self.checkpoints * (chosen.images * (self.costs.image(chosen.methods) + evidence) + tested)
 
     def _expected_tests(self, chosen: Selection, method: str) -> float:
@@ -359,7 +359,7 @@ class BudgetPlanner:
     def _with_tests(self, chosen: Selection) -> Selection:
         """With the next tests of each undecided method, those of known methods as far as there is time."""
         done = self.done or replace(chosen, tested=())
-        left = self.affordable - self._seconds(chosen, done.tested_images)
+        left = self.affordable - self._seconds(self._evidence(chosen), done.tested_images)
         steps: dict[int, tuple[str, ...]] = {}
         for method in chosen.methods:
             tested = done.tested_images(method)
