@@ -194,8 +194,12 @@ def cheap_tests(
 
     untrained = [drawn(draw) for draw in range(DRAWS)]
     result: dict[str, dict[str, np.ndarray]] = {}
+    half = STEPS // 2
+    coarse = gains(maps, untrained, steps=half, seed=seed, **inputs)
     for name, gain in gains(maps, untrained, seed=seed, **inputs).items():
         result[name] = {f"specificity_{kind}": _array(values) for kind, values in gain.scores.items()}
+        for kind, values in coarse[name].scores.items():
+            result[name][f"specificity_{kind}_at_{half}"] = _array(values)
         result[name] |= {"gain": _array(gain.own), "gain_turned": _array(gain.turned)}
         result[name] |= {f"gain_untrained_{i}": _array(values) for i, values in enumerate(gain.untrained)}
         result[name] |= {"fall": _array(gain.fall), "blank": _array(maps[name].degenerate.float())}

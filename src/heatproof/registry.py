@@ -123,6 +123,7 @@ class Metric(Entry):
     reruns: bool = False  # whether it runs the method again, under other weights or on other images
     needs_gradients: bool = False  # whether it needs weights or gradients, not outputs alone
     call: Callable[..., Any] | None = None  # (function, context, options), where not by name
+    inputs: Callable[[Mapping[str, Any]], int] | None = None  # per image and method, from its options
 
     def __post_init__(self) -> None:
         super().__post_init__()

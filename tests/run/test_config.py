@@ -26,7 +26,7 @@ def test_defaults_are_filled_in() -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"run": {"sed": 1}}, "unknown key run.sed; did you mean 'seed'?"),
+        ({"run": {"sed": 1}}, "unknown key run.sed; did you mean 'seed'"),
         ({"run": {"limit": 3}}, "unknown key run.limit; did you mean images.limit?"),
         ({"run": {"methods": []}}, "unknown key run.methods; did you mean methods (before the first table)?"),
         ({"metrcs": []}, "unknown key metrcs; did you mean 'metrics' or"),

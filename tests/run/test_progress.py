@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 from rich.console import Console
 from rich.live import Live
@@ -19,7 +20,7 @@ from rich.live import Live
 from heatproof.cli import _console, main
 from heatproof.run import engine, progress
 from heatproof.run.engine import prepare
-from heatproof.run.process import usual_threads
+from heatproof.run.process import fastest_threads, usual_threads
 from heatproof.run.progress import Progress
 from tiny_study import make_study, start
 
@@ -100,24 +101,63 @@ def test_a_long_unit_prints_progress_in_a_pipe(tmp_path: Path) -> None:
     process = start(study, tmp_path / "out", script=soon)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
-    lines = [line for line in output.splitlines() if line.startswith("0/18 images, 0/5 units, ")]
-    counts = [
-        int(line.split(" inputs")[0].split()[-1].replace(",", "")) for line in lines if "inputs" in line
-    ]
-    assert len(counts) > 1 and counts == sorted(counts) and counts[-1] > counts[0]
+    lines = [line for line in output.splitlines() if "/18 images, 0/5 units, " in line and "inputs" in line]
+    images = [float(line.partition("/")[0]) for line in lines]
+    assert len(images) > 1 and images == sorted(images) and 0 < images[0] < images[-1] <= 4
+    assert all(line.endswith(" left") for line in lines)
     assert f"next: heatproof report {tmp_path / 'out'}" in output
 
 
-def test_pictures_in_hand_count_by_their_inputs() -> None:
-    progress = Progress(quiet=True)
-    progress.start(8, 4, 0)
-    progress.inputs(50)
-    assert progress.so_far == 0 and "50 inputs" in progress.line() and "time left unknown" in progress.line()
-    progress.advance(2, 1)
-    progress.inputs(75)
-    assert progress.so_far == 5 and progress.line().startswith("5/8 images, 1/4 units, 125 inputs")
-    progress.inputs(1000)
-    assert progress.so_far == 8
+def test_images_in_hand_count_by_their_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: now)
+    shown = Progress(quiet=True)
+    shown.start(8, 4, 0)
+    assert shown.so_far == 0 and shown.line().endswith("time left unknown")
+    shown.begin(2, 100)
+    shown.inputs(50)
+    now = 7.0
+    assert shown.so_far == 1 and shown.line() == "1/8 images, 0/4 units, 50 inputs, 7 s, 49 s left"
+    shown.inputs(350)
+    assert 1.9 < shown.so_far < 2  # more inputs than expected
+    shown.advance(2, 1)
+    assert shown.so_far == 2
+    shown.begin(4, 200)  # which will take four times as many, too
+    shown.inputs(400)
+    assert shown.so_far == 4 and shown.line().startswith("4/8 images, 1/4 units, 800 inputs")
+    shown.inputs(10_000)
+    assert 5.9 < shown.so_far < 6
+
+
+def test_the_expected_inputs_of_a_unit_are_close_to_those_it_takes(tmp_path: Path) -> None:
+    metrics = ["specificity(steps=5)", "insertion(steps=4)", "deletion(steps=4)"]
+    study = make_study(tmp_path, 4, ["gradcam", "gradient", "rise(masks=50)"], metrics, "epochs/epoch01.pt")
+    expected: list[int] = []
+
+    class Noted(Progress):
+        def begin(self, images: int, inputs: int) -> None:
+            super().begin(images, inputs)
+            expected.append(inputs)
+
+    noted = Noted(quiet=True)
+    engine.run_study(study, tmp_path / "out", progress=noted)
+    assert len(expected) == 1 and 1 <= noted._passed / expected[0] < 2
+
+
+def test_threads_are_as_many_as_are_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    now = 0.0
+    for seconds, best in (({4: 1, 2: 2, 1: 4}, 4), ({4: 9, 2: 3, 1: 4}, 2), ({4: 40, 2: 4, 1: 4}, 1)):
+
+        def work(seconds: dict[int, int] = seconds) -> None:
+            nonlocal now
+            now += seconds[torch.get_num_threads()]
+
+        before = torch.get_num_threads()
+        assert fastest_threads(work, 4, clock=lambda: now) == best
+        assert torch.get_num_threads() == before
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert fastest_threads(lambda: None, 3) == 3
 
 
 def test_a_run_in_a_pipe_prints_within_two_seconds() -> None:

@@ -20,12 +20,10 @@ from heatproof.cli._console import (
     stopped,
 )  # fmt: skip
 from heatproof.cli._study import PlacedCommand
-from heatproof.errors import HeatproofError
 from heatproof.run.progress import Bar, Progress, spell
 from heatproof.studies.audit.settings import AuditSettings, EvidenceSettings, ScoreSettings
 
 if TYPE_CHECKING:
-    from rich.live import Live
     from rich.table import Table
 
     from heatproof.studies.audit.protocol import AuditOutcome, AuditPlan
@@ -37,11 +35,6 @@ OPEN = click.Option(
     help="Open the page in a browser at the end; by default if there is a screen.",
 )
 ABOUT_TRIALS = 25  # number of timings if a network supports every method
-SO_FAR = """
-    select method, metric, avg(value) filter (not isnan(value)) as mean,
-           count(*) filter (not isnan(value)) as n
-    from scores where image <> '' and method <> '' group by all
-"""
 
 
 def check_input(settings: AuditSettings | EvidenceSettings | ScoreSettings) -> None:
@@ -71,8 +64,9 @@ def audit_command(ctx: click.Context, given: dict[str, Any], show: bool | None) 
     file that lists images; with boxes or masks, the audit also judges whether the network uses the
     object. Methods, controls and metrics are chosen automatically by what the network and the images allow
     and by the time that a pass takes on this machine. The audit runs in steps and adapts the remaining
-    choices to the measured time. The same command with more --minutes continues it. The verdict needs at
-    least 30 images.
+    choices to the measured time; a method whose answer is decided is tested no further. With little time
+    there are fewer methods, then fewer images; the verdict needs at least 30. The same command with more
+    --minutes continues it.
 
     \b
     Written to the folder --out; the same command resumes a stopped audit:
@@ -94,28 +88,28 @@ def audit_command(ctx: click.Context, given: dict[str, Any], show: bool | None) 
     check_input(settings)
     from heatproof.studies.audit.protocol import plan_audit, run_audit
 
-    table = LiveTable(console, settings.out / "run")
-    plan = plan_audit(settings, say=table.say, trying=TimingBar(), began=began)
+    progress = Progress(console)
+    plan = plan_audit(settings, say=progress.say, trying=TimingBar(), began=began)
     console.print(_choices(plan))
     for line in plan.notices():
         say(line)
-    outcome = run_audit(settings, plan, table)
+    outcome = run_audit(settings, plan, progress)
     verdict, path = verdict_and_page(outcome, ctx)
     say("")
     say_verdict(verdict)
     if outcome.plan.more:
         say(f"note: {outcome.plan.more}")
     say(f"choices and reasons: {plan.study}; to repeat or extend the audit: heatproof run {plan.study}")
-    _show_page(path, show)
-    if outcome.result.broken or outcome.result.unanswered:
-        ctx.exit(1)
+    _end(ctx, outcome, path, show)
 
 
-def _show_page(path: Path, show: bool | None) -> None:
-    """Open the page, or print its address."""
+def _end(ctx: click.Context, outcome: AuditOutcome, path: Path, show: bool | None) -> None:
+    """Open the page, or print its address; exit with 1 if images could not be used."""
     page = path.resolve().as_uri()
     show = console.is_terminal and has_screen() if show is None else show
     say(f"{'opened' if show and webbrowser.open(page) else 'open'} the page: {page}")
+    if outcome.result.broken or outcome.result.unanswered:
+        ctx.exit(1)
 
 
 @click.command("evidence", cls=PlacedCommand, settings=EvidenceSettings, more={"out": OPEN})
@@ -160,9 +154,7 @@ def evidence_command(ctx: click.Context, given: dict[str, Any], show: bool | Non
     for answer in verdict.network.classes:
         say(f"  {answer}")
     say(f"to repeat or extend it: heatproof run {plan.study}")
-    _show_page(path, show)
-    if outcome.result.broken or outcome.result.unanswered:
-        ctx.exit(1)
+    _end(ctx, outcome, path, show)
 
 
 def _choices(plan: AuditPlan) -> Table:
@@ -188,70 +180,6 @@ class TimingBar:
         elif self._bar is not None:
             self._bar.close()
             self._bar = None
-
-
-class LiveTable(Progress):
-    """On a terminal, the means of each method so far; elsewhere, a line every few seconds."""
-
-    def __init__(self, console: Any, run: Path) -> None:
-        super().__init__(console)
-        self.run = run
-        self._live: Live | None = None
-        self._rows: dict[str, dict[str, tuple[float, int]]] = {}
-
-    def start(self, images: int, units: int, done: int) -> None:
-        if not self.console.is_terminal:
-            return super().start(images, units, done)
-        from rich.live import Live
-
-        self.quiet = True  # no bar beside the table
-        super().start(images, units, done)
-        self.quiet = False
-        self._read()
-        self._live = Live(self.table(), console=self.console, transient=True)
-        self._live.start()
-
-    def advance(self, images: int, units: int) -> None:
-        if self._live:
-            self._read()
-        super().advance(images, units)
-
-    def finish(self) -> None:
-        if self._live:
-            self._live.stop()
-            self._live = None
-        super().finish()
-
-    def _show(self) -> None:
-        if self._live:
-            self._live.update(self.table())
-        else:
-            super()._show()
-
-    def _read(self) -> None:
-        """Read the means of finished units; empty for a run that does not exist yet."""
-        from heatproof.store import RunFolder
-
-        try:
-            rows = RunFolder.open(self.run).scores().sql(SO_FAR)
-        except HeatproofError:
-            return
-        self._rows = {}
-        for row in rows:
-            if row["mean"] is not None:
-                self._rows.setdefault(row["method"], {})[row["metric"]] = row["mean"], row["n"]
-
-    def table(self) -> Table:
-        """All methods with the numbers that decide the verdict."""
-        from heatproof.verdict.follow import KINDS, follow_metric
-
-        numbers = [f"{follow_metric().parts[kind]}, so far" for kind in KINDS]
-        table = new_table(self.line(), ("method", "maps", *numbers), right=("maps", *numbers))
-        for method, means in self._rows.items():
-            values = (means.get(f"{follow_metric().name}_{kind}") for kind in KINDS)
-            texts = (f"{value[0]:+.3f} (n = {value[1]})" if value else "" for value in values)
-            table.add_row(method, str(max(n for _, n in means.values())), *texts)
-        return table
 
 
 @click.command("score", cls=PlacedCommand, settings=ScoreSettings)

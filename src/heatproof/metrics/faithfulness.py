@@ -161,6 +161,7 @@ _metric = partial(
     metric, needs=("model", "images", "maps", "labels"), bounds=(0.0, 1.0), cite="petsiuk2018rise",
     family="Faithfulness", bundle="insertion_deletion", call=_in_a_run, question="map", headline=True,
     floors=FLOORS, volumes=True,
+    inputs=lambda options: options["steps"] // 4 if can_adapt(options["steps"]) else options["steps"] - 1,
 )  # fmt: skip
 
 

@@ -85,6 +85,7 @@ _metric = partial(
     "specificity", higher_is_better=True, cite="petsiuk2018rise", family="Faithfulness", votes=True,
     parts={"weights": "above its map under random weights",
            "place": "above the rotated map"},
+    inputs=lambda options: 2 * (options["draws"] + 2) * (options["steps"] - 1),
 )  # fmt: skip
 def specificity(
     maps: Mapping[str, Maps], *, model: Model | nn.Module, images: Images, draws: int = DRAWS,

@@ -54,6 +54,19 @@ class MetricRequest:
         return self.group and "model" in self.entry.needs and self.entry.call is not None
 
     @property
+    def tests_maps(self) -> bool:
+        """Whether it runs the network to test the maps of each image, which a decided method does without."""
+        return not self.group and self.entry.question == "map" and "model" in self.entry.needs
+
+    @property
+    def inputs(self) -> int:
+        """About how many inputs go through the network for each image and method."""
+        if self.group or "model" not in self.entry.needs:
+            return 0
+        options = dict(self.entry.options) | dict(self.options)
+        return self.entry.inputs(options) if self.entry.inputs else repetitions(self.entry.function, options)
+
+    @property
     def every_class(self) -> bool:
         """Whether it reads the stored probabilities of all classes."""
         values = dict(self.options).values()
@@ -160,6 +173,8 @@ class RunTable(Struct, frozen=True, forbid_unknown_fields=True):
     expect_accuracy: Share | None = None  # stop before work starts if the measured accuracy is far off
     pictures: bool = True  # store a small copy of every image in the run folder, for the report
     both_classes: bool = False  # also store maps of the predicted class for wrong predictions, for the report
+    # Steps of a sequential test: up to which number of images which methods are tested; default: all.
+    tested: list[tuple[Count, list[str]]] = []
 
 
 class ModelTable(Struct, frozen=True, forbid_unknown_fields=True):

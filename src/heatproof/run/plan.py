@@ -18,6 +18,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -39,7 +40,7 @@ BUILT_IN = (*ANSWERS, *PER_MAP)  # that no registered metric makes
 NO_EVIDENCE = "the map is blank: nothing at the layer speaks for the explained class"
 DEAD_LAYER = "the map is blank: the layer is dead, its activations are the same at every place"
 MEMORY = "hashes.json"
-ADDED = ("methods", "metrics", "checkpoints")
+ADDED = ("methods", "metrics", "checkpoints", "tested")
 # Settings that may change: no number depends on them, or the hashes of weights and images cover them.
 FREE = (
     "run.workers", "run.out", "run.pictures", "run.both_classes", "run.inputs_per_pass",
@@ -108,10 +109,16 @@ def make_plan(manifest: Manifest, images: int, pictures: Sequence[tuple[str, str
         origin = hash_of(json.dumps([*shared, *own], sort_keys=True))[:16] if pictures else ""
         return replace(unit, images=span, seed=manifest.seed, origin=origin)
 
-    templates = {name: list(_templates(name, stages, names)) for name in names}
-    of_blocks = {name: [unit for unit in templates[name] if unit.kind != "group"] for name in names}
-    blocks = [tuple(placed(unit, span) for unit in of_blocks[name]) for name in names for span in ranges]
-    groups = [unit for name in names for unit in templates[name] if unit.kind == "group"]
+    @cache
+    def templates(name: str, without: tuple[frozenset[str], ...]) -> list[PlannedUnit]:
+        return list(_templates(name, stages, names, without))
+
+    def units(name: str, start: int, group: bool = False) -> list[PlannedUnit]:
+        every = templates(name, tuple(untested(stage["config"], start) for stage in stages))
+        return [unit for unit in every if (unit.kind == "group") == group]
+
+    blocks = [tuple(placed(u, span) for u in units(name, span[0])) for name in names for span in ranges]
+    groups = [unit for name in names for unit in units(name, 0, group=True)]
     requests = [r for r in read_metrics(manifest.config["metrics"]) if r.entry.compares_checkpoints]
     for request in requests if len(names) > 1 else ():  # another last checkpoint makes new units
         template = PlannedUnit(names[-1], (0, 0), (), (request.text,), kind="group", among=names)
@@ -119,13 +126,23 @@ def make_plan(manifest: Manifest, images: int, pictures: Sequence[tuple[str, str
     return RunPlan(tuple(blocks), tuple(placed(unit, (0, images)) for unit in groups))
 
 
+def untested(config: Mapping[str, Any], start: int) -> frozenset[str]:
+    """Methods whose sequential test has ended before the image at `start`."""
+    ends: dict[str, int] = {}
+    for images, methods in config["run"].get("tested", ()):
+        ends |= {method: max(images, ends.get(method, 0)) for method in methods}
+    return frozenset(method for method, end in ends.items() if end <= start)
+
+
 def _templates(
-    checkpoint: str, stages: Sequence[Mapping[str, Any]], checkpoints: Sequence[str]
-) -> Iterator[PlannedUnit]:
-    """Units that each stage of a run adds for a checkpoint, without images."""
+    checkpoint: str, stages: Sequence[Mapping[str, Any]], checkpoints: Sequence[str],
+    without: Sequence[frozenset[str]],
+) -> Iterator[PlannedUnit]:  # fmt: skip
+    """Units that each stage of a run adds for a checkpoint, without images. without: `untested` by stage."""
     old: tuple[str, ...] = ()
     known: set[str] = set()
-    for stage in stages:
+    computed: dict[str, set[str]] = {}  # metrics of images, by method
+    for stage, ended in zip(stages, without, strict=True):
         if checkpoint not in stage["models"]:
             continue
         requests = read_metrics(stage["config"]["metrics"])
@@ -133,11 +150,22 @@ def _templates(
         added = [request for request in requests if request.text not in known]
         anchors = dict.fromkeys(request.anchor for request in requests if request.anchor)
         after = tuple(anchor_of(name, checkpoints) for name in anchors)
-        if new:
-            metrics = (*(() if old else ANSWERS), *PER_MAP, *_texts(requests, group=False))
-            yield PlannedUnit(checkpoint, (0, 0), new, metrics)
-        if old and (texts := _texts(added, group=False)):
-            yield PlannedUnit(checkpoint, (0, 0), old, texts, kind="score")
+        of_images = [r for r in requests if not r.group and not r.entry.compares_checkpoints]
+        missing: dict[tuple[str, ...], tuple[str, ...]] = {}  # methods by the metrics they lack
+        for method in (*new, *old):
+            own = computed.setdefault(method, set())
+            wanted = [r for r in of_images if not (r.tests_maps and method in ended)]
+            texts = tuple(r.text for r in wanted if r.text not in own)
+            key = (*PER_MAP, *texts) if method in new else texts
+            missing[key] = (*missing.get(key, ()), method)
+            own.update(texts)
+        answers = () if old else ANSWERS
+        for texts, methods in missing.items():
+            if methods[0] in new:
+                yield PlannedUnit(checkpoint, (0, 0), methods, (*answers, *texts))
+                answers = ()
+            elif texts:
+                yield PlannedUnit(checkpoint, (0, 0), methods, texts, kind="score")
         # Metrics that compare methods need the earlier ones too, but only pairs with a new one are rows.
         if new and (texts := _texts(requests, per_method=True)):
             yield PlannedUnit(checkpoint, (0, 0), new, texts, kind="group", beside=old, after=after)
@@ -149,11 +177,9 @@ def _templates(
         known |= {request.text for request in added}
 
 
-def _texts(
-    requests: Sequence[MetricRequest], group: bool = True, per_method: bool | None = None
-) -> tuple[str, ...]:
-    wanted = [r for r in requests if r.group == group and not r.entry.compares_checkpoints]
-    return tuple(request.text for request in wanted if per_method in (None, request.per_method))
+def _texts(requests: Sequence[MetricRequest], per_method: bool) -> tuple[str, ...]:
+    wanted = [r for r in requests if r.group and not r.entry.compares_checkpoints]
+    return tuple(request.text for request in wanted if request.per_method == per_method)
 
 
 def read_shard(text: str) -> tuple[int, int]:

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +22,7 @@ from heatproof.timeline import span
 Item = TypeVar("Item")
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 ANSWER = "stopping after the current unit; Ctrl-C again stops at once and loses only that unit"
+REPEATED, SIMILAR = 3, 1.1  # timed calls for each number of threads, and the ratio of similar times
 WAITING_UNITS = 2  # that may be in memory until they are written
 
 
@@ -28,6 +30,26 @@ def usual_threads() -> int:
     """Threads of torch by default: OMP_NUM_THREADS, else one per CPU."""
     setting = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # one number per nested level
     return int(setting) if setting.isdecimal() and int(setting) else available_cpus()
+
+
+def fastest_threads(
+    work: Callable[[], object], most: int, clock: Callable[[], float] = time.perf_counter
+) -> int:
+    """Number of threads, `most` halved repeatedly, with which `work` is fastest; the fewest of similar ones.
+
+    On a busy machine a thread without a CPU of its own delays the others. OMP_NUM_THREADS is not overruled.
+    """
+    if os.environ.get("OMP_NUM_THREADS", ""):
+        return most
+    seconds: dict[int, float] = {}
+    for count in (most >> i for i in range(most.bit_length())):
+        with fixed_threads(count):
+            work()
+            began = clock()
+            for _ in range(REPEATED):
+                work()
+            seconds[count] = clock() - began
+    return min(count for count, took in seconds.items() if took <= SIMILAR * min(seconds.values()))
 
 
 @contextmanager

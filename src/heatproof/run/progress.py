@@ -17,6 +17,7 @@ from heatproof.errors import counted
 
 SECONDS_TO_FIRST_LINE = 2.0
 SECONDS_BETWEEN_LINES = 10.0
+ALMOST = 0.99  # of the images in hand, however many inputs they take
 
 _displays: dict[Any, Any] = {}  # by console, those that are open
 
@@ -79,14 +80,16 @@ class Progress:
     def __init__(self, console: Any = None, quiet: bool = False) -> None:
         self.console, self.quiet = console, quiet or console is None
         self.images = self.units = self.total_images = self.total_units = 0
-        self._passed = self._before = 0  # inputs, and those of images that are finished
+        self._passed = self._before = self._expected = 0  # inputs; of finished images; expected of those
+        self._in_hand = 0, 0  # images, and their expected inputs
         self._bar: Bar | None = None
         self._lines: set[str] = set()
         self._began = time.perf_counter()
 
     def start(self, images: int, units: int, done: int) -> None:
         """Start with the images to go, the units of the whole run, and how many of them are done."""
-        self.images = self._passed = self._before = 0  # one Progress may serve several runs
+        self.images = self._passed = self._before = self._expected = 0  # one Progress may serve several runs
+        self._in_hand = 0, 0
         self.total_images, self.total_units, self.units = images, units, done
         self._began = time.perf_counter()
         if self.quiet:
@@ -97,6 +100,10 @@ class Progress:
             self._bar = Bar(self.console, "images", images, self.line)
             self._show()
 
+    def begin(self, images: int, inputs: int) -> None:
+        """Begin with so many images, which are expected to take so many inputs."""
+        self._in_hand = images, inputs
+
     def inputs(self, count: int) -> None:
         """Count inputs that went through the network, for images that are not finished yet."""
         self._passed += count
@@ -106,6 +113,8 @@ class Progress:
         self.images += images
         self.units += units
         self._before = self._passed
+        self._expected += self._in_hand[1]
+        self._in_hand = 0, 0
         self._show()
 
     def _show(self) -> None:
@@ -114,18 +123,21 @@ class Progress:
 
     @property
     def so_far(self) -> float:
-        """Number of images, with a share of those in progress once the inputs per image are known."""
-        in_hand = (self._passed - self._before) * self.images / self._before if self._before else 0.0
-        return min(self.images + in_hand, self.total_images)
+        """Number of images, with a share of those in hand, by their inputs so far."""
+        images, inputs = self._in_hand
+        # What finished images took, relative to what was expected, corrects the expectation.
+        expected = inputs * (self._before / self._expected if self._before and self._expected else 1.0)
+        share = min((self._passed - self._before) / expected, ALMOST) if expected else 0.0
+        return min(self.images + images * share, self.total_images)
 
     def _detail(self, spent: str = "") -> str:
         inputs, left = f"{self._passed:,} inputs, " if self._passed else "", "time left unknown"
-        if self.images:
+        if self.so_far > 0:
             left = f"{spell(self.seconds * (self.total_images / self.so_far - 1))} left"
         return f"{inputs}{spent}{left}"
 
     def line(self) -> str:
-        counts = f"{self.so_far:.0f}/{self.total_images} images, {self.units}/{self.total_units} units"
+        counts = f"{self.so_far:.3g}/{self.total_images} images, {self.units}/{self.total_units} units"
         return f"{counts}, {self._detail(f'{spell(self.seconds)}, ')}"
 
     def say(self, text: str) -> None:

@@ -33,7 +33,8 @@ from heatproof.models.accel import Accelerator, in_parts, limited_memory
 from heatproof.models.heads import Multilabel
 from heatproof.models.queue import all_logits, bind_targets
 from heatproof.rows import of_prediction
-from heatproof.run.plan import Block, PlannedUnit, RunPlan
+from heatproof.run.config import read_metrics, repetitions
+from heatproof.run.plan import BUILT_IN, Block, PlannedUnit, RunPlan
 from heatproof.run.process import WriteQueue, fixed_threads, prefetched
 from heatproof.run.progress import Progress
 from heatproof.run.score import (
@@ -377,10 +378,19 @@ def _run_checkpoint(worker: Worker, pending: PendingUnits, checkpoint: str, bloc
         for block, loaded in zip(blocks, decoded, strict=True):
             if pending.stop.is_set():
                 raise StopRequested
+            pending.progress.begin(block[0].image_count, sum(map(expected_inputs, block)))
             worker.run(block, loaded, writing)
             pending.progress.advance(block[0].image_count, len(block))
     for sentence in Accelerator(worker.opened.model(checkpoint)).describe():
         pending.progress.say(f"checkpoint {checkpoint}: {sentence}")
+
+
+def expected_inputs(unit: PlannedUnit) -> int:
+    """About how many inputs a unit sends through the network, from the options of its methods and metrics."""
+    calls = read_methods(unit.methods)
+    maps = sum(repetitions(call.entry.function, call.options) for call in calls) * (unit.kind == "explain")
+    requests = read_metrics([text for text in unit.metrics if text not in BUILT_IN])
+    return unit.image_count * (maps + len(calls) * sum(request.inputs for request in requests))
 
 
 def _run_groups(worker: Worker, pending: PendingUnits) -> None:

@@ -17,13 +17,18 @@ then "follows" needs w and p surely above yes * max(1, best).
 "Surely": a one-sided t test over images at 5 %, Holm-corrected over the methods of the run (p doubled for
 "w or p"). informative, yes and no were chosen on one half of the networks of a population with planted
 evidence; their error rates were counted on the other half (rates.json, docs/results/calibration.md).
+
+A sequential test, as of an audit, looks at the answers after FIRST_LOOK images, after each doubling, and at
+the end; the first answer of a method stands, and the method is tested on no further image. After n images
+5 % (1 - FIRST_LOOK / 2 n) of the error is spent, and each look tests at the level that was spent since the
+last one, so any number of looks errs in at most 5 % of the cases (union bound).
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -37,6 +42,7 @@ from heatproof.verdict.answers import Answer
 
 ENOUGH = 30  # images
 LEVEL = 0.05
+FIRST_LOOK = 40  # images of a sequential test: more than ENOUGH, since some decide nothing
 ALONE = 1.0  # mean of the best method, assumed if all maps of a run are stored
 KINDS = ("weights", "place")  # the parts of the metric that votes
 Values = Mapping[str, tuple[np.ndarray, np.ndarray]]  # by method: both numbers of every image
@@ -68,7 +74,7 @@ def follow_metric(facts: Facts | None = None) -> MetricFacts:
     return next(entry for entry in voting if {*KINDS} <= entry.parts.keys())
 
 
-def answers(values: Values, by: FollowRule, scale: float = 0.0) -> dict[str, Answer]:
+def answers(values: Values, by: FollowRule, scale: float = 0.0, level: float = LEVEL) -> dict[str, Answer]:
     """Answers by method, from both numbers of every image; NaN is left out. scale: as for limits.
 
     >>> rng = np.random.default_rng(0)
@@ -86,8 +92,31 @@ def answers(values: Values, by: FollowRule, scale: float = 0.0) -> dict[str, Ans
         above = holm({m: max(p_above(column, high) for column in both) for m, both in judged.items()})
         below = holm({m: _p_below(both, low) for m, both in judged.items()})
         # Too few images, or no method that stands out, leaves "undecided": absence of evidence is not a "no".
-        results |= {m: decided(above[m], below[m]) for m in judged}
+        results |= {m: decided(above[m], below[m], level) for m in judged}
     return results | {m: "no" for m, both in judged.items() if ignores_weights(both)}
+
+
+def looks(images: int) -> list[tuple[int, float]]:
+    """Numbers of images after which a sequential test over so many looks at the answers, and the levels.
+
+    >>> [(n, round(level, 4)) for n, level in looks(104)]
+    [(40, 0.025), (80, 0.0125), (104, 0.0029)]
+    """
+    doublings = range(max(0, images.bit_length() - FIRST_LOOK.bit_length() + 1))
+    numbers = [*(n for k in doublings if (n := FIRST_LOOK << k) < images), images]
+    spent = [0.0, *(LEVEL * (1 - FIRST_LOOK / (2 * max(n, FIRST_LOOK))) for n in numbers)]
+    return list(zip(numbers, np.diff(spent).tolist(), strict=True))
+
+
+def sequential_answers(
+    values: Callable[[int], Values], images: int, by: FollowRule, scale: float = 0.0
+) -> dict[str, Answer]:
+    """Answers of a sequential test. values: returns both numbers of the first so many images."""
+    results: dict[str, Answer] = {}
+    for n, level in looks(images):
+        now = answers(values(n), by, scale, level)
+        results = {m: now[m] if results.get(m, "undecided") == "undecided" else results[m] for m in now}
+    return results
 
 
 def ignores_weights(both: Sequence[np.ndarray]) -> bool:
@@ -129,9 +158,9 @@ def _judged(values: Values) -> dict[str, list[np.ndarray]]:
     return {m: both for m, both in defined.items() if min(map(len, both)) >= ENOUGH}
 
 
-def decided(above: float, below: float) -> Answer:
+def decided(above: float, below: float, level: float = LEVEL) -> Answer:
     """The answer, from the p values of both one-sided tests."""
-    return "yes" if above < LEVEL else "no" if below < LEVEL else "undecided"
+    return "yes" if above < level else "no" if below < level else "undecided"
 
 
 def p_above(values: np.ndarray, threshold: float) -> float:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 
 import numpy as np
 
+from heatproof.disk import valid_unicode
 from heatproof.errors import StoreError, counted
 from heatproof.metrics.classifier import auc, auc_errors, class_order
 from heatproof.metrics.stats import mean_interval
@@ -31,6 +33,7 @@ from heatproof.verdict.follow import (
     limits,
     per_test_answers,
     rule,
+    sequential_answers,
 )
 from heatproof.verdict.rules import MIN_USABLE
 from heatproof.verdict.uses import network_answer
@@ -54,17 +57,8 @@ def judge(data: RunData, by: FollowRule | None = None) -> Verdict:
     """Compute the verdict on a run at one checkpoint. by: a rule instead of the calibrated one."""
     by = by or rule()
     notes = tuple(_obstacles(data))
-    voting = f"{follow_metric(data.facts).name}_"
-    names = [next((of.name for of in data.measures if of.base == voting + kind), "") for kind in KINDS]
-    nothing = np.full(len(data.images.ids), math.nan)
-    values: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-    for m in data.real:
-        weights, place = (data.images.distinct(data.images.scores.get((name, m), nothing)) for name in names)
-        values[m] = weights, place
-    # Maps from files cannot be compared with a known method of the same run, so the rule assumes a scale.
-    stored = bool(values) and all(m.startswith(STORED) for m in values)
-    scale = ALONE if stored else 0.0
-    results = answers(values, by, scale)
+    names, values = _voting_names(data), _values(data)
+    scale, results = _scale(data), follow_answers(data, by)
     # Blank maps have no number, so a method could pass on its few other maps alone.
     yes = [m for m, answer in results.items() if answer == "yes"]
     mostly_blank = [m for m in yes if _mostly_blank(data, m, yes, values)]
@@ -88,7 +82,7 @@ def judge(data: RunData, by: FollowRule | None = None) -> Verdict:
         elif answer == "undecided":
             counts = [int(np.isfinite(column).sum()) for column in values[m]]
             reason = _missing_controls(data, names[0], m) if counts[0] == 0 < counts[1] else ""
-            texts.append(reason or _would_decide(min(counts), bool(notes), thresholds is None, stored))
+            texts.append(reason or _would_decide(min(counts), bool(notes), thresholds is None, scale > 0))
         if answer != "undecided" and untested:
             whose = "their" if untested[1:] else "its"
             without = listed(untested, most=5)
@@ -98,12 +92,45 @@ def judge(data: RunData, by: FollowRule | None = None) -> Verdict:
         methods.append(MethodAnswer(m, answer, tests, blank, "; ".join(texts)))
     alarms = tuple(asdict(alarm) | {"name": alarm.name} for alarm in data.alarms)
     rates = {key: calibration()[key] for key in ("rates", "population", "made_by")}
-    rates |= {"rates": calibration()["rates_alone"]} if stored else {}
+    rates |= {"rates": calibration()["rates_alone"]} if scale else {}
     record = data.evidence
     by_following = record is not None and bool({*record.methods} & {*following})
     network = network_answer(record, by_following, why=data.evidence_missing)
     labels, warnings = _label_agreement(data), (*data.manifest.warnings, *_image_warnings(data))
     return Verdict(data.checkpoint, tuple(methods), network, alarms, notes, rates, labels, warnings)
+
+
+def follow_answers(data: RunData, by: FollowRule | None = None) -> dict[str, Answer]:
+    """Whether maps follow the network by the voting test alone, which is sequential if methods stop early."""
+    by, scale = by or rule(), _scale(data)
+    if not data.manifest.config.get("run", {}).get("tested"):
+        return answers(_values(data), by, scale)
+    order = {valid_unicode(name): i for i, (name, _) in enumerate(data.folder.images())}
+    at = [order.get(name, order.get(name.rpartition("#")[0], 0)) for name in data.images.ids]
+    return sequential_answers(partial(_values, data, np.array(at, int)), len(order), by, scale)
+
+
+def _scale(data: RunData) -> float:
+    """The scale that the rule assumes if all maps are from files, so that no known method sets it; else 0."""
+    return ALONE if data.real and all(m.startswith(STORED) for m in data.real) else 0.0
+
+
+def _voting_names(data: RunData) -> list[str]:
+    """Names in the rows of both numbers of the voting test; "" if the run does not have it."""
+    voting = f"{follow_metric(data.facts).name}_"
+    return [next((of.name for of in data.measures if of.base == voting + kind), "") for kind in KINDS]
+
+
+def _values(data: RunData, at: np.ndarray | None = None, first: int = 0) -> Values:
+    """Both numbers of every image by method. at: place of each image in the run, of which the first count."""
+    nothing = np.full(len(data.images.ids), math.nan)
+
+    def column(name: str, method: str) -> np.ndarray:
+        own = data.images.scores.get((name, method), nothing)
+        return data.images.distinct(own if at is None else np.where(at < first, own, math.nan))
+
+    weights, place = _voting_names(data)
+    return {m: (column(weights, m), column(place, m)) for m in data.real}
 
 
 def keep(data: RunData, verdict: Verdict) -> str:

@@ -2,21 +2,23 @@
 
 The rungs, in order; a rung that does not fit is left out, and later ones are still tried:
 
-    the first method, `random`, and the test that the verdict rests on, on 32 images; a second method
-    40 images; two more methods of one pass; floors; insertion and deletion
+    the first method, `random`, and the test that the verdict rests on, on 40 images (fewer if there is no
+    time for more); a second method
+    two more methods of one pass; floors; further methods of one pass; insertion and deletion
     up to 100 images
-    further methods of one pass; randomisation, fragility; methods of many passes
-    up to 1,000 images
+    randomisation, fragility; methods of many passes
+    up to 1,000 images, if a method is undecided
 
 Each line is a step of the run, and the run adds to what it has: after each step the rest is chosen anew by
-the measured time. Methods that the network refuses, and metrics that the images do not allow, are left out
-with their reason.
+the measured time and the answers so far. The test is sequential (verdict/follow.py): a method is tested on 40
+images, then on twice as many as before until it is decided; from then on only its maps are computed. Methods
+that the network refuses, and metrics that the images do not allow, are left out with their reason.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -29,6 +31,7 @@ from heatproof.explain.floors import is_floor
 from heatproof.models.heads import Multilabel
 from heatproof.models.load import check_name
 from heatproof.models.model import Model
+from heatproof.models.queue import all_logits
 from heatproof.registry import metrics
 from heatproof.run.checks import (
     MetricAvailability,
@@ -41,12 +44,13 @@ from heatproof.run.checks import (
 from heatproof.run.config import check_network, read_metrics, study_from
 from heatproof.run.engine import CHEAP, Trials, resolve_defaults
 from heatproof.run.plan import PER_MAP, PlannedUnit
+from heatproof.run.process import fastest_threads
 from heatproof.run.progress import spell
 from heatproof.run.study import LIBRARIES_WITHOUT_WEIGHTS, ResolvedStudy, open_study
 from heatproof.run.worker import Worker
 from heatproof.store import Manifest, RunFolder
 from heatproof.studies.audit.settings import BATCH, AuditSettings
-from heatproof.verdict.follow import ENOUGH, follow_metric
+from heatproof.verdict.follow import ENOUGH, FIRST_LOOK, follow_metric
 
 FIRST = ("gradcam", "legrad", "gradient", "occlusion")  # the first of these that the network takes
 CORE = ("layercam", "hirescam", "legrad", "attnlrp", "gradient")
@@ -54,11 +58,12 @@ MORE = ("gradcam++", "eigencam", "rollout", "lrp", "guided-backprop", "gradient-
 EXPENSIVE = ("integrated-gradients", "occlusion", "lime", "rise(masks=1000)")
 FLOORS = ("edges", "centre")  # beside `random`, which the verdict cannot do without
 VOTE = (follow_metric().name, "untrained")  # which share the maps under random weights
-CURVES = ("insertion(steps=20)", "deletion(steps=20)")
+CURVES = ("insertion(steps=10)", "deletion(steps=10)")
 FURTHER = (("randomisation(depths=3)",), ("fragility",))
 EVIDENCE, EVIDENCE_PASSES = "evidence", 30  # inputs per image, at most
 PASSLESS = ("cscore", "auc", "accuracy", "recall", "localise", "structure", "method_agreement")
-LEAST, COMFORTABLE, SOME, MANY = 32, 40, 104, 1000  # images: some decide nothing, so more than ENOUGH
+FEWEST, SOME, MANY = 4, 104, 1000  # images
+CONTINUED = 0.5  # of the methods, which are still tested after the first look (docs/results/calibration.md)
 IMAGES = "images"  # the choice of how many
 MARGIN = 0.8  # of the time that is left: what is measured on two images is not exact
 ALMOST = 0.9
@@ -66,6 +71,7 @@ MOST_OFF = 20.0  # factor by which a step may be more or less expensive than exp
 REPORT = 5.0  # seconds
 FULL, TOO_LONG = "no time left", "about "  # how reasons begin that more minutes help against
 TRIED = 32  # images on which the network's answers are checked
+TIMED = 4  # images of a pass, to choose the number of threads
 KEYS = ("images: ", "model: ", "model.checkpoints: ", "model.layer: ")  # of a study that no user wrote
 SHARE = 0.004  # of the audit that one timing trial may be expected to take
 FLOOR_VOTE = 0.4  # of a vote: a floor's control maps under random weights are itself, which costs no pass
@@ -103,19 +109,16 @@ def inspect(
     if settings.head or not tables["images"].get("options"):
         del tries[1]  # one label each: the head is what it seems to be
     refusal: HeatproofError | None = None
+    least = {"methods": ["random"], "metrics": [follow_metric().name], **tables}
     for targets, head in tries:
         run, model = {**tables["run"], "targets": targets}, {**tables["model"], "head": head}
-        wanted = {
-            "methods": ["random"],
-            "metrics": [follow_metric().name],
-            **tables,
-            "run": run,
-            "model": model,
-        }
+        wanted = least | {"run": run, "model": model}
         try:
             resolved = open_study(ResolvedStudy(study_from(wanted), folder, network=network))
             resolve_defaults(resolved, None)
             check_study(resolved)
+            if resolved.device == "cpu" and not settings.threads:
+                resolved.threads = _threads(resolved)
         except HeatproofError as error:
             refusal = refusal or error
             continue
@@ -127,6 +130,13 @@ def inspect(
         note = f"labels are not used, predictions are explained: {why}"
         return Inspection(resolved, classes, head, (note,), labels=False)
     raise InputError(_without_key(refusal)) from refusal
+
+
+def _threads(resolved: ResolvedStudy) -> int:
+    """Number of threads with which a pass is fastest, which depends on the load of the machine."""
+    model = resolved.model(resolved.checkpoints[-1].name)
+    images = model.preprocess.blank.repeat_interleave(TIMED, 0)
+    return fastest_threads(lambda: all_logits(model, images), resolved.threads)
 
 
 def _without_key(error: HeatproofError | None) -> str:
@@ -160,8 +170,8 @@ def _warnings(resolved: ResolvedStudy) -> list[str]:
 class CostModel:
     """Seconds per image at the last checkpoint, each part measured once, when it is first needed.
 
-    An image costs its decoding; each method its own passes, once and under every draw of random weights;
-    each group of metrics its passes for every method.
+    An image costs its decoding, and each method its own passes. Where a method is tested, it also costs its
+    passes under every draw of random weights, and those of each group of metrics.
     """
 
     def __init__(
@@ -187,42 +197,41 @@ class CostModel:
         self.method(wanted[-1])
         self.first = wanted[-1]
 
-    def image(self, methods: Sequence[str], groups: Sequence[MetricGroup]) -> float:
-        """Seconds of an image with all of these, and the vote."""
-        own = sum(self.method(method) for method in methods)
-        votes = sum(FLOOR_VOTE if is_floor(method) else 1.0 for method in methods)
-        others = len(methods) * sum(self.group(group) for group in groups)
-        return self.decoding + own + votes * self.group(VOTE) + others
+    def image(self, methods: Sequence[str]) -> float:
+        """Seconds of an image and its maps, without tests."""
+        return self.decoding + sum(map(self.method, methods))
+
+    def test(self, method: str, groups: Sequence[MetricGroup]) -> float:
+        """Seconds of the test of one map, and of these groups of metrics."""
+        others = sum(self.group(group) for group in groups)
+        if is_floor(method):
+            return FLOOR_VOTE * self.group(VOTE) + others
+        return self.draws * self.method(method) + self.group(VOTE) + others
 
     def method(self, method: str) -> float:
-        """Seconds of its own passes, also under random weights; raises if the network refuses it."""
+        """Seconds of its own passes; raises if the network refuses it."""
         if method not in self._methods:
-            self._methods[method] = max(0.0, self._timed(method) - self.decoding)
-        draws = 0 if is_floor(method) else int(metrics.get(follow_metric().name).options["draws"])
-        return (1 + draws) * self._methods[method]
+            self._methods[method] = max(0.0, self._trials(method).per_image().seconds - self.decoding)
+        return self._methods[method]
 
     def group(self, group: MetricGroup) -> float:
         """Seconds of a group of metrics for one method."""
         if group not in self._groups:
-            own = self.method(self.first)
-            with_maps = own if group == VOTE else self._methods[self.first]
-            self._groups[group] = max(0.0, self._timed(self.first, group) - self.decoding - with_maps)
+            maps = (1 + self.draws * (group == VOTE)) * self.method(self.first)
+            whole = self._trials(self.first, group).per_image(warm=group == VOTE).seconds
+            self._groups[group] = max(0.0, whole - self.decoding - maps)
         return self._groups[group]
+
+    @property
+    def draws(self) -> int:
+        """Number of networks with random weights."""
+        return int(metrics.get(follow_metric().name).options["draws"])
 
     @cached_property
     def decoding(self) -> float:
-        return self._trials("random", ()).decoding
+        return self._trials("random").decoding
 
-    @property
-    def one_pass(self) -> float:
-        """Seconds of the first method's own pass."""
-        draws = int(metrics.get(follow_metric().name).options["draws"])
-        return self.method(self.first) / (1 + draws)
-
-    def _timed(self, method: str, group: MetricGroup = ()) -> float:
-        return self._trials(method, group).per_image(warm=group == VOTE).seconds
-
-    def _trials(self, method: str, group: MetricGroup) -> Trials:
+    def _trials(self, method: str, group: MetricGroup = ()) -> Trials:
         self.trying(", ".join(group) or method)
         # A whole unit: what it costs once is spread over its images.
         checkpoint, count = self.resolved.checkpoints[-1].name, min(BATCH, len(self.resolved.source))
@@ -247,6 +256,11 @@ class Selection:
     metrics: tuple[str, ...]
     images: int
     choices: tuple[Choice, ...] = ()
+    tested: tuple[tuple[int, tuple[str, ...]], ...] = ()  # run.tested of the study
+
+    def tested_images(self, method: str) -> int:
+        """Number of images on which a method is tested."""
+        return max((images for images, methods in self.tested if method in methods), default=0)
 
     @property
     def groups(self) -> list[MetricGroup]:
@@ -290,26 +304,76 @@ class BudgetPlanner:
     labels: bool = True  # whether the network has the classes of the images
     scale: float = 1.0  # measured over expected seconds of a run
     done: Selection | None = None  # what the run has already
+    decided: frozenset[str] = frozenset()  # methods that need no further test
 
     @property
     def checkpoints(self) -> int:
         return len(self.resolved.checkpoints)
 
-    def seconds(self, selection: Selection) -> float:
-        """Seconds that a selection takes from now on."""
-        return self.scale * (self._whole(selection) - (self._whole(self.done) if self.done else 0.0))
+    def seconds(self, chosen: Selection) -> float:
+        """Seconds that a selection takes from now on, with the tests that are expected."""
+        # Evidence is reserved from the start, although it is computed last, when the images are known.
+        return self._seconds(self._evidence(chosen), lambda method: self._expected_tests(chosen, method))
 
-    def _whole(self, selection: Selection) -> float:
-        each = self.costs.image(selection.methods, selection.groups)
-        # Reserved from the start, although it is computed last, when the images are known.
-        each += EVIDENCE_PASSES * self.costs.one_pass * (not self._why_no_evidence)
-        return selection.images * self.checkpoints * each
+    def step_seconds(self, step: Selection) -> float:
+        """Seconds that a step takes, with its tests."""
+        return self._seconds(step, step.tested_images)
+
+    def _seconds(self, chosen: Selection, tests: Callable[[str], float]) -> float:
+        before = self._cost(self.done, self.done.tested_images) if self.done else 0.0
+        return self.scale * (self._cost(chosen, tests) - before)
+
+    def _cost(self, chosen: Selection, tests: Callable[[str], float]) -> float:
+        """Expected seconds at scale 1. tests: returns the number of images on which a method is tested."""
+        tested = sum(tests(method) * self.costs.test(method, chosen.groups) for method in chosen.methods)
+        evidence = EVIDENCE_PASSES * self.costs.method(self.costs.first) * (EVIDENCE in chosen.metrics)
+        return self.checkpoints * (chosen.images * (self.costs.image(chosen.methods) + evidence) + tested)
+
+    def _expected_tests(self, chosen: Selection, method: str) -> float:
+        tested = self.done.tested_images(method) if self.done else 0
+        first = min(chosen.images, FIRST_LOOK)
+        if method in self.decided or is_floor(method):
+            return max(tested, first)
+        return chosen.images if tested else first + CONTINUED * (chosen.images - first)
 
     def record(self, step: Selection, seconds: float) -> None:
         """Record the time of a finished step; it corrects the estimates of the next ones."""
-        if (expected := self.seconds(step) / self.scale) > 0:
+        if (expected := self.step_seconds(step) / self.scale) > 0:
             self.scale = min(max(seconds / expected, 1 / MOST_OFF), MOST_OFF)
         self.done = step
+
+    def step(self, wanted: Sequence[str]) -> tuple[Selection | None, Selection]:
+        """The next step, None if nothing is left that fits; and all that fits. wanted: as for plan."""
+        steps = self.plan(wanted)
+        if self.done is None:
+            return self._with_tests(steps[0]), steps[-1]
+        # At most twice the images, so that a step with a wrong cost estimate stays short.
+        more = replace(steps[0], images=min(steps[0].images, 2 * self.done.images))
+        if EVIDENCE in {*more.metrics} - {*self.done.metrics}:  # only after all tests
+            more = replace(self.done, choices=steps[-1].choices)
+        more = self._with_tests(more)
+        if more.same_run(self.done):
+            more = replace(steps[-1], tested=self.done.tested)
+        return None if more.same_run(self.done) else more, steps[-1]
+
+    def _with_tests(self, chosen: Selection) -> Selection:
+        """With the next tests of each undecided method, those of known methods as far as there is time."""
+        done = self.done or replace(chosen, tested=())
+        left = self.affordable - self._seconds(self._evidence(chosen), done.tested_images)
+        steps: dict[int, tuple[str, ...]] = {}
+        for method in chosen.methods:
+            tested = done.tested_images(method)
+            goal = min(chosen.images, FIRST_LOOK if is_floor(method) else max(FIRST_LOOK, 2 * tested))
+            price = self.scale * self.checkpoints * self.costs.test(method, chosen.groups) * (goal - tested)
+            if goal > tested and method not in self.decided and (price <= left or not tested):
+                steps[goal] = (*steps.get(goal, ()), method)
+                left -= price
+        return replace(chosen, tested=(*done.tested, *sorted(steps.items())))
+
+    @property
+    def _first_look(self) -> int:
+        """Number of images after which the first answers are expected."""
+        return min(len(self.resolved.source), FIRST_LOOK, self.most)
 
     @property
     def affordable(self) -> float:
@@ -325,46 +389,37 @@ class BudgetPlanner:
             start = self._methods(start, wanted[1:], "requested", required=True)
         else:
             start = self._methods(start, CORE, "one pass per image", 2)
-        small = self._images(start, COMFORTABLE)
-        small = small if wanted else self._methods(small, CORE, "one pass per image", 4)
+        start = self._images(start, FIRST_LOOK)
+        small = start if wanted else self._methods(start, CORE, "one pass per image", 4)
         small = self._methods(small, FLOORS, "control: does not use the network")
+        small = small if wanted else self._methods(small, MORE, "one pass per image")
         small = self._metrics(small, CURVES)
-        some = self._images(small, SOME)
-        rich = some if wanted else self._methods(some, MORE, "one pass per image")
+        some = rich = self._images(small, SOME)
         for group in FURTHER:
             rich = self._metrics(rich, group)
         if not wanted:
             expensive = with_sufficient_repeats(EXPENSIVE).values()
             rich = self._methods(rich, list(expensive), "many passes per image")
-        last = self._images(rich, self.most)
+        open_questions = any(not is_floor(m) and m not in self.decided for m in rich.methods)
+        last = self._images(rich, self.most) if open_questions else rich
         whole = self._count_noted(self._evidence(last))
         steps = [replace(step, choices=whole.choices) for step in (start, small, some, rich, last, whole)]
         before = [self.done, *steps[:-1]]
         return [s for s, old in zip(steps, before, strict=True) if not s.same_run(old)] or [steps[-1]]
 
     def _required(self, wanted: Sequence[str]) -> Selection:
-        """The minimum that the verdict needs; raises InputError if there is no time for it."""
-        free = list(self._passless())
-        least = min(len(self.resolved.source), LEAST, self.most)
+        """The minimum that the verdict needs, on fewer images than it needs if there is no time for more."""
+        reasons = {text: self._why_not(text) for text in PASSLESS}
+        free = [Choice(text, not why, why or "needs no extra passes") for text, why in reasons.items()]
+        most = self._first_look
         chosen = (*VOTE, *(choice.what for choice in free if choice.taken))
-        start = Selection((self.costs.first, "random"), chosen, least, tuple(free))
-        needed = self.seconds(start)
-        if needed > self.affordable:
-            enough = math.ceil((needed / MARGIN + REPORT + 60 * self.minutes - self.left()) / 60)
-            raise InputError(
-                f"{in_minutes(self.minutes)} is too short: {start.methods[0]} on {least} images"
-                f"{f' at {self.checkpoints} checkpoints' * (self.checkpoints > 1)} takes about "
-                f"{spell(needed)} here; set minutes to {enough}, or use a smaller network or a faster device"
-            )
+        start = Selection((self.costs.first, "random"), chosen, most, tuple(free))
+        fits = int(self.affordable / self.seconds(start) * most) if self.seconds(start) > 0 else most
+        if fits < most:
+            start = replace(start, images=min(most, max(FEWEST, fits // BATCH * BATCH)))
         start = start.noting(start.methods[0], True, "requested" if wanted else "default method")
         start = start.noting("random", True, "control that the verdict needs")
         return start.noting(", ".join(VOTE), True, "decides the verdict: compares maps with control maps")
-
-    def _passless(self) -> Iterator[Choice]:
-        """Metrics that need no pass, each with the reason against it."""
-        for text in PASSLESS:
-            why = self._why_not(text)
-            yield Choice(text, not why, why or "needs no extra passes")
 
     def _why_not(self, text: str) -> str:
         """Why a metric cannot be computed; "" if it can."""
@@ -407,8 +462,8 @@ class BudgetPlanner:
     def _add(
         self, chosen: Selection, more: Selection, what: str, why: str, required: bool = False
     ) -> Selection:
-        """`more` if the network allows it and there is time for it, else `chosen` with the reason."""
-        if not required and self.seconds(chosen) > ALMOST * self.affordable:
+        """`more` if there is time for it, else `chosen` with the reason; required: raise if it is refused."""
+        if chosen.images < self._first_look or self.seconds(chosen) > ALMOST * self.affordable:
             return chosen.noting(what, False, FULL)  # no time left to measure its cost
         try:
             cost = self.seconds(more)
@@ -416,7 +471,7 @@ class BudgetPlanner:
             if required:
                 raise
             return chosen.noting(what, False, str(error))
-        if required or cost <= self.affordable:
+        if cost <= self.affordable:
             return more.noting(what, True, why)
         extra = spell(cost - self.seconds(chosen))
         return chosen.noting(what, False, f"{TOO_LONG}{extra} more, beyond {in_minutes(self.minutes)}")
@@ -424,7 +479,7 @@ class BudgetPlanner:
     def _images(self, chosen: Selection, most: int) -> Selection:
         """As many images as there is time for, in whole units, to which more can be added later."""
         most = min(most, self.most, len(self.resolved.source))
-        each = self._whole(replace(chosen, images=1)) * self.scale
+        each = self.seconds(replace(chosen, images=chosen.images + 1)) - self.seconds(chosen)
         more = (self.affordable - self.seconds(chosen)) / each if each else math.inf
         fits = most if chosen.images + more >= most else int(chosen.images + more) // BATCH * BATCH
         return replace(chosen, images=max(chosen.images, fits))

@@ -48,7 +48,7 @@ from heatproof.studies.audit.settings import AuditSettings, study_tables
 from heatproof.studies.common import study_file
 from heatproof.verdict.answers import Verdict
 from heatproof.verdict.data import read_run
-from heatproof.verdict.judge import keep
+from heatproof.verdict.judge import follow_answers, keep
 
 RECORD = "audit.json"
 ProgressCallback = Callable[[str], object]
@@ -105,9 +105,10 @@ class AuditScheduler:
 
     def begin(self) -> tuple[ResolvedStudy, Selection]:
         """The first step as a study, and everything that is expected to fit."""
-        steps = self._steps()
+        step, whole = self._next()
+        assert step is not None  # the first step is never left out
         self.state = replace(self.state, notes=self.inspection.notes)
-        return self._write(steps[0], steps[-1]), steps[-1]
+        return self._write(step, whole), whole
 
     def after(self, result: Result) -> tuple[ResolvedStudy | None, Selection]:
         """The next step as a study, None if the run has all that fits; and all that fits."""
@@ -116,19 +117,25 @@ class AuditScheduler:
             planner.done = self._in_manifest(result.folder.manifest)
         else:
             planner.record(self.step, result.seconds)
-        steps, done = self._steps(), planner.done
+        answers = follow_answers(read_run(result.folder))
+        planner.decided = frozenset(m for m, answer in answers.items() if answer != "undecided")
+        (step, whole), done = self._next(), planner.done
         assert done is not None
-        if steps[0].same_run(done):
+        if step is None:
             self.state = replace(self.state, ended=True)
-            self._write(done, steps[-1])
-            note_left_out(result.folder, {c.what: c.why for c in steps[-1].choices if not c.taken})
-            return None, steps[-1]
-        # At most twice the images, so that a step with a wrong cost estimate stays short.
-        step = replace(steps[0], images=min(steps[0].images, 2 * done.images))
+            self._write(done, whole)
+            note_left_out(result.folder, {c.what: c.why for c in whole.choices if not c.taken})
+            return None, whole
         names = [n for n in (*step.methods, *step.metrics) if n not in (*done.methods, *done.metrics)]
         count = [f"{step.images} images"] if step.images > done.images else []
-        self.say(f"next: {', '.join([*count, *names])}, about {spell(planner.seconds(step))}")
-        return self._write(step, steps[-1]), steps[-1]
+        tests = step.tested[len(done.tested) :]
+        names += [f"{', '.join(methods)} on {n} images" for n, methods in tests if not {*methods} & {*names}]
+        decided = f"decided: {', '.join(m for m in done.methods if m in planner.decided)}; "
+        self.say(
+            f"{decided if planner.decided else ''}next: {', '.join([*count, *names])}, about "
+            f"{spell(planner.step_seconds(step))}"
+        )
+        return self._write(step, whole), whole
 
     def save(self) -> None:
         """Write audit.json, with the time that was spent."""
@@ -174,9 +181,9 @@ class AuditScheduler:
             labels=inspection.labels,
         )
 
-    def _steps(self) -> list[Selection]:
+    def _next(self) -> tuple[Selection | None, Selection]:
         try:
-            return self.planner.plan(self.settings.methods)
+            return self.planner.step(self.settings.methods)
         finally:
             self.trying("")
 
@@ -184,12 +191,16 @@ class AuditScheduler:
         """What a run computes."""
         config = manifest.config
         count = config["images"]["limit"] or len(self.inspection.resolved.source)
-        return Selection(tuple(config["methods"]), tuple(config["metrics"]), count, self.state.choices)
+        methods, metrics = tuple(config["methods"]), tuple(config["metrics"])
+        tested = [(images, tuple(own)) for images, own in config["run"].get("tested", ())]
+        return Selection(methods, metrics, count, self.state.choices, tuple(tested or [(count, methods)]))
 
     def _write(self, step: Selection, whole: Selection) -> ResolvedStudy:
         """The step as a study; the study and every choice so far are recorded."""
         resolved, tables = self.inspection.resolved, self.tables
-        run = {**tables["run"], "targets": resolved.targets}
+        tested = [[images, list(methods)] for images, methods in step.tested]
+        chosen = {"targets": resolved.targets, "threads": resolved.threads, "tested": tested}
+        run = {**tables["run"], **chosen}
         if resolved.targets == "label" and resolved.predicts_classes and not resolved.is_multilabel:
             run["both_classes"] = True  # for wrong predictions, maps of both classes are useful
         head = {"head": self.inspection.head} if self.inspection.head else {}
@@ -299,6 +310,9 @@ def plan_audit(
         raise InputError(f"{out} holds another run; name a new folder with --out")
     state = AuditState.read(settings) if known else AuditState(settings.minutes)
     begun = known and (out / "run" / "run.json").exists()
+    config = RunFolder.open(out / "run").manifest.config if begun else {}
+    if begun:
+        settings = replace(settings, threads=config["run"]["threads"])  # rows depend on it
     chosen = images() if images else AuditImages(guess_source(settings.images), {})
     if begun and settings.minutes > state.minutes:
         say(f"continuing an audit of {in_minutes(state.minutes)}, of which {spell(state.spent)} were used")
@@ -308,7 +322,6 @@ def plan_audit(
         resolved, last = scheduler.begin()
         seconds, notes = scheduler.planner.seconds(last), scheduler.state.notes
         return AuditPlan(study, resolved, last.choices, seconds, notes, scheduler=scheduler)
-    config = RunFolder.open(out / "run").manifest.config
     resolved = ResolvedStudy(study_from(config), out.resolve(), network=network)
     further = None if state.ended else scheduler
     return AuditPlan(study, resolved, state.choices, math.nan, state.notes, True, state.more, further)

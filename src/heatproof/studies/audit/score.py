@@ -48,22 +48,18 @@ def plan_score(settings: ScoreSettings, say: Callable[[str], object] = lambda te
             Choice(name, not why, why or "can be computed from stored maps") for name, why in reasons.items()
         ]
 
-    methods = [settings.method, *FLOORS]
-    return _plan(settings.audit, methods, choose, say, settings.targets, settings.limit)
+    return _plan(settings.audit, [settings.method, *FLOORS], choose, say, settings.targets)
 
 
 def plan_evidence(settings: EvidenceSettings, say: Callable[[str], object] = lambda text: None) -> AuditPlan:
     """Plan the study of what the network uses and record it in OUT; an existing one must be the same."""
     wanted = [Choice(name, True, "what the network uses") for name in ("evidence", "accuracy")]
-    methods = list(settings.methods[:1] or METHODS)
-    return _plan(
-        settings.audit, methods, lambda inspection: wanted, say, None, settings.limit, settings.layer
-    )
+    return _plan(settings.audit, settings.methods[:1] or METHODS, lambda inspection: wanted, say)
 
 
 def _plan(
     audit: AuditSettings, methods: Sequence[str], choose: Callable[[Inspection], list[Choice]],
-    say: Callable[[str], object], targets: str | None, limit: int | None, layer: str | None = None,
+    say: Callable[[str], object], targets: str | None = None,
 ) -> AuditPlan:  # fmt: skip
     """Plan a study with these methods and the metrics that `choose` returns."""
     source, folder = guess_source(audit.images), audit.out.resolve()
@@ -72,8 +68,7 @@ def _plan(
     inspection = inspect(audit, tables, folder, None)
     choices = choose(inspection)
     tables["run"]["targets"] = targets or inspection.resolved.targets
-    tables["images"] |= {} if limit is None else {"limit": limit}
-    tables["model"] |= {} if layer is None else {"layer": layer}
+    tables["images"] |= {} if audit.limit is None else {"limit": audit.limit}
     chosen = [choice.what for choice in choices if choice.taken]
     config = {"methods": list(methods), "metrics": chosen, **tables}
     text, study = toml(config), study_file(audit.out)

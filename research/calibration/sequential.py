@@ -1,0 +1,166 @@
+"""Error rates and cost of the sequential test of an audit, from measured members.
+
+    python -m research.calibration.sequential OUT
+
+writes OUT/sequential.csv from OUT/members, which `python -m research.calibration` writes. The rule itself
+(informative, yes, no) was chosen before, on other networks. Candidates for the spending of the error, the
+number of steps and of random networks are compared on one half of the pairs, every other one by name; the
+rates of the other half are what is published.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy.stats import norm
+
+from heatproof.metrics.specific import DRAWS, STEPS
+from heatproof.registry import parse_call
+from heatproof.studies.common import write_rows
+from heatproof.verdict.follow import (
+    KINDS,
+    LEVEL,
+    FollowRule,
+    Values,
+    answers,
+    looks,
+    rule,
+)
+from research.calibration.collect import CONTROLS, IMAGES
+from research.calibration.thresholds import Member, Share, read_members
+
+Looks = Sequence[tuple[int, float]]
+AUDIT = "as in an audit"
+HEADER = (
+    "pairs",
+    "looks",
+    "steps",
+    "random networks",
+    "false alarm",
+    "miss",
+    "undecided",
+    "images",
+    "inputs",
+)
+
+
+def spent_by(share: Callable[[float], float]) -> Looks:
+    """Looks of an audit of 100 images that spends LEVEL * share(t) of the error at the share t of them."""
+    numbers = [n for n, _ in looks(IMAGES)]
+    spent = [LEVEL * share(n / IMAGES) for n in numbers]
+    return [(n, now - before) for n, now, before in zip(numbers, spent, [0.0, *spent], strict=False)]
+
+
+SPENDING: dict[str, Looks] = {
+    "one look": [(IMAGES, LEVEL)],
+    AUDIT: list(looks(IMAGES)),
+    "O'Brien-Fleming": spent_by(lambda t: 2 * norm.sf(norm.isf(LEVEL / 2) / t**0.5) / LEVEL),
+    "Pocock": spent_by(lambda t: float(np.log1p((np.e - 1) * t))),
+}
+
+
+@dataclass
+class Counts:
+    """Answers and costs over networks."""
+
+    alarms: int = 0
+    following: int = 0
+    misses: int = 0
+    controls: int = 0
+    undecided: int = 0
+    methods: int = 0
+    images: int = 0  # on which methods were tested
+    inputs: int = 0  # of these tests
+
+    def row(self) -> list[str]:
+        shares = [(self.alarms, self.following), (self.misses, self.controls), (self.undecided, self.methods)]
+        each = self.methods * IMAGES
+        return [*(Share.of(*pair).text for pair in shares), f"{self.images / self.methods:.0f}",
+                f"{self.inputs / each:.0f}"]  # fmt: skip
+
+
+def count(
+    members: Sequence[Member], by: FollowRule, schedule: Looks, steps: int = STEPS, draws: int = DRAWS
+) -> Counts:
+    """Judge every method of a network together, and each control beside them."""
+    counts = Counts()
+    for member in members:
+        for tests in member["tests"].values():
+            every = {m: numbers(own, steps, draws) for m, own in tests.items()}
+            methods = {m: both for m, both in every.items() if m not in CONTROLS}
+            for method, answer, tested in judged(methods, by, schedule):
+                counts.methods += 1
+                counts.undecided += answer == "undecided"
+                counts.images += tested
+                counts.inputs += tested * inputs(method, steps, draws)
+                if member["contrast"][method]["low"] > 0.5:
+                    counts.following += 1
+                    counts.alarms += answer == "no"
+            for control in every.keys() & set(CONTROLS):
+                beside = judged(methods | {control: every[control]}, by, schedule)
+                counts.controls += 1
+                counts.misses += any(m == control and answer == "yes" for m, answer, _ in beside)
+    return counts
+
+
+def judged(values: Values, by: FollowRule, schedule: Looks) -> Iterator[tuple[str, str, int]]:
+    """Each method, its answer, and the number of images on which it was tested, as in an audit."""
+    result: dict[str, tuple[str, int]] = dict.fromkeys(values, ("undecided", 0))
+    for n, level in schedule:
+        for m, (answer, _) in result.items():
+            result[m] = (answer, n) if answer == "undecided" else result[m]
+        upto = {m: tuple(column[: result[m][1]] for column in both) for m, both in values.items()}
+        now = answers(upto, by, level=level)  # type: ignore[arg-type]
+        result = {m: (now[m] if own[0] == "undecided" else own[0], own[1]) for m, own in result.items()}
+    return ((m, *own) for m, own in result.items())
+
+
+def numbers(
+    tests: Mapping[str, Sequence[float | None]], steps: int, draws: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Both numbers of every image, of so many steps, or against so many networks with random weights."""
+    suffix = "" if steps == STEPS else f"_at_{steps}"
+    weights, place = (np.array(tests[f"specificity_{kind}{suffix}"], float) for kind in KINDS)
+    if draws < DRAWS and np.nan_to_num(weights).any():
+        random = [np.array(tests[f"gain_untrained_{i}"], float) for i in range(draws)]
+        own = np.array(tests["gain"], float) - np.mean(random, 0)
+        weights = np.where(np.isnan(weights), np.nan, own)
+    return weights, place
+
+
+def inputs(method: str, steps: int, draws: int) -> int:
+    """Inputs of the test of one map: its curves, those of its controls, and the method's control maps."""
+    repeats = next((n for n in parse_call(method)[1].values() if isinstance(n, int)), 1)
+    return 2 * (draws + 2) * (steps - 1) + draws * repeats
+
+
+def main(out: Path) -> None:
+    members, by = read_members(out, fewest=2), rule()
+    print(f"{len(members)} pairs; informative {by.informative}, yes {by.yes}, no {by.no}")
+    cases = [(name, STEPS, DRAWS) for name in SPENDING]
+    cases += [(AUDIT, STEPS // 2, DRAWS), (AUDIT, STEPS, 2), (AUDIT, STEPS, 1)]
+    rows = []
+    for group, name in ((members[::2], "compared"), (members[1::2], "other half"), (members, "all")):
+        for looked, steps, draws in cases:
+            counts = count(group, by, SPENDING[looked], steps, draws)
+            rows.append([f"{name} ({len(group)})", looked, str(steps), str(draws), *counts.row()])
+            print(" | ".join(rows[-1]))
+    write_rows(out / "sequential.csv", HEADER, rows)
+    every = [t for m in members for own in m["tests"].values() for t in own.values()]
+    fine, coarse = ([numbers(t, steps, DRAWS) for t in every] for steps in (STEPS, STEPS // 2))
+    off = [
+        np.nanmean(b - a)
+        for one, two in zip(fine, coarse, strict=True)
+        for a, b in zip(one, two, strict=True)
+    ]
+    error = [np.nanstd(column) / IMAGES**0.5 for both in fine for column in both]
+    moved, sure = np.nanmedian(np.abs(off)), np.nanmedian(error)
+    print(f"{STEPS // 2} steps move a mean by {moved:.4f} (median); its standard error is {sure:.4f}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
