@@ -6,15 +6,17 @@ together. AblationCAM and ReciproCAM rerun only the part of the network behind t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from heatproof.errors import ModelError
 from heatproof.explain import method
 from heatproof.explain.baselines import in_batches, variant_scores
 from heatproof.models.capture import Tail
-from heatproof.models.running import computing
+from heatproof.models.running import at_least_float, computing
 from heatproof.types import Trace, extremes, normalise, per_map, spatial_dims, upsample
 
 ROUNDS, SQUARINGS = 10, 2  # the matrix to the power 2**20: a second eigenvalue 1e-5 below the first is gone
@@ -95,6 +97,33 @@ def hirescam(trace: Trace) -> Tensor:
     ReLU(sum_k g_k * A_k).
     """
     return trace.product.sum(1).relu()
+
+
+@method("cam")
+def cam(trace: Trace) -> Tensor:
+    """The class's weights applied to the feature maps, where pooling and one linear layer follow them.
+
+    sum_k w_k A_k, w_k the weight of channel k for the class. The head qualifies if the gradient of the logit
+    is w_k / (number of positions) at every position, for the weights of one of the network's layers.
+    """
+    gradient, activations = trace.gradient, trace.activation
+    slopes = gradient.flatten(2) * math.prod(gradient.shape[2:])
+    for part in trace.model.module.modules():
+        table = getattr(part, "weight", None)
+        if (
+            not isinstance(part, nn.Linear | nn.Conv2d | nn.Conv3d)
+            or table.flatten(1).shape[1] != slopes.shape[1]
+        ):
+            continue
+        columns = at_least_float(table.detach()).flatten(1).T  # as if each channel were an image's logits
+        rows = [trace.model.scores(columns, target.expand(len(columns))) for target in trace.targets]
+        weights = torch.stack(rows).to(slopes)
+        if torch.allclose(slopes, weights[..., None].expand_as(slopes), rtol=1e-3, atol=1e-5):
+            return torch.einsum("bc,bc...->b...", weights, activations)
+    raise ModelError(
+        f"cam needs global average pooling and one linear layer behind {trace.layer}, and {trace.model.name} "
+        "has another head; use gradcam instead"
+    )
 
 
 @method("ms-gradcam++")

@@ -42,7 +42,7 @@ from .on_parts import (
     tmr,
 )
 from .results import Curve, PerClass, PerImage
-from .sanity import fragility, input_shift, parameter_randomisation, randomisation
+from .sanity import fragility, input_shift, model_edit, parameter_randomisation, randomisation, sensitivity_n
 from .similarity import ssim, ssim_reasons
 from .specific import specificity, untrained
 from .stability import (
@@ -100,6 +100,7 @@ __all__ = [
     "mask_iou",
     "method_agreement",
     "metric_agreement",
+    "model_edit",
     "occlusion_correlation",
     "occlusion_drop",
     "overall",
@@ -111,6 +112,7 @@ __all__ = [
     "reachable",
     "recall",
     "sensitivity",
+    "sensitivity_n",
     "soft_iou",
     "specificity",
     "ssim",

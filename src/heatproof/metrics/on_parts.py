@@ -16,9 +16,10 @@ Choices where the paper is open or wrong:
   inside the finders has AUC_F 1; with quantile thresholds the zeros around it count too, and a version-1
   code's own finder mask gets 0.548387.
 - {C~ >= the q-quantile} is {C~ >= the value of rank ceil(q (n-1))}, ties included; nothing is interpolated.
-- Epsilon (1e-6) is added after the shared normalisation, not to the raw range, so that a rescaled map keeps
-  its scores.
-- A constant map has no mass to share out: every value is NaN, although the formulas would return numbers.
+- Epsilon (1e-6) is added to the range of the map as the method returns it (eq. 3), at the image's size and
+  without negatives. Shares of a rescaled map stay the same as long as its range is well above 1e-12.
+- A constant map, or one whose C~ sums to 1e-6 or less, has no mass to share out: every value is NaN, although
+  the formulas would return numbers.
 - Masks of another size are resized to the nearest pixel centre, then binarised at 0.5.
 
 occlusion_drop: whether the model needs the part that the map marks. Its pixels are replaced by a baseline of
@@ -56,7 +57,17 @@ from heatproof.models.model import Model
 from heatproof.models.queue import Queue
 from heatproof.models.running import at_least_float, frozen_eval
 from heatproof.registry import metric
-from heatproof.types import ArrayLike, Images, Maps, constant, per_map, size_of
+from heatproof.types import (
+    ArrayLike,
+    Images,
+    Maps,
+    extremes,
+    normalise,
+    per_map,
+    size_of,
+    spatial_dims,
+    upsample,
+)
 
 EPSILON = 1e-6
 THRESHOLDS = 31
@@ -103,23 +114,29 @@ def part_occlusion(
     size, count = size_of(whole), len(whole)
     aligned = (align(mask, size, whole, name) for name, mask in parts.items())
     hidden = torch.stack([mask.expand(count, *size) for mask in aligned])
-    filled = baseline_images(model, whole, fill, seed)
-
-    def make(start: int, stop: int) -> Tensor:
-        jobs = torch.arange(start, stop, device=whole.device)
-        rows, part = jobs % count, jobs // count - 1  # -1: the whole image
-        covered = hidden[part.clamp(min=0), rows]
-        covered = covered & per_map(part >= 0, covered)
-        return mixed(covered, filled, whole, rows)
-
-    with frozen_eval(model.module):
-        queue = Queue(model, size, **passes)
-        logits = queue.predict(count * (1 + len(parts)), make, lambda logits, start, stop: logits)
-    chosen = model.check_targets(targets, logits[:count])
-    scores = model.scores(logits, chosen.repeat(1 + len(parts))).view(-1, count)
-    drops = dict(zip(parts, scores[0] - scores[1:], strict=True))
+    drops = dict(zip(parts, hidden_drops(model, whole, hidden, targets, fill, seed, **passes), strict=True))
     empty = ~hidden.flatten(2).any(2)
     return PerImage(drops, [Cause(NO_PIXEL, gone, (name,)) for name, gone in zip(parts, empty, strict=True)])
+
+
+def hidden_drops(
+    model: Model, images: Tensor, hidden: Tensor, targets: Any, fill: str, seed: int, **passes: Unpack[Passes]
+) -> Tensor:
+    """Tensor "p b": fall of the target's logit without each of p regions "p b H W" (or "p 1 H W") bool."""
+    filled, count, regions = baseline_images(model, images, fill, seed), len(images), len(hidden)
+
+    def make(start: int, stop: int) -> Tensor:
+        jobs = torch.arange(start, stop, device=images.device)
+        rows, region = jobs % count, jobs // count - 1  # -1: the whole image
+        covered = hidden[region.clamp(min=0), rows % hidden.shape[1]]
+        return mixed(covered & per_map(region >= 0, covered), filled, images, rows)
+
+    with frozen_eval(model.module):
+        queue = Queue(model, size_of(images), **passes)
+        logits = queue.predict(count * (1 + regions), make, lambda logits, start, stop: logits)
+    chosen = model.check_targets(targets, logits[:count])
+    scores = model.scores(logits, chosen.repeat(1 + regions)).view(-1, count)
+    return scores[0] - scores[1:]
 
 
 def _same(scores: PerImage, name: str) -> PerImage:
@@ -267,6 +284,21 @@ def structure_score(finder: Number, timing: Number, background: Number, distance
     return finder + timing - 3 * background - distance
 
 
+def _parts_in_a_run(
+    function: Callable[..., PerImage], context: BatchContext, options: dict[str, Any]
+) -> dict[str, PerImage]:
+    """Every mask is a part, except that of the region, which the option names."""
+    masks, name = dict(context.batch.truth.masks if context.batch.truth else {}), options.get("region")
+    if name is not None and name not in masks:
+        raise InputError(f"structure_parts: there is no mask {name!r}; {did_you_mean(name, masks)}")
+    region = None if name is None else masks.pop(name)
+    return {method: function(maps, masks, region) for method, maps in context.maps.items()}
+
+
+@metric(
+    "structure_parts", needs=("maps", "masks"), cite=CITE, family="Structure", question="network",
+    call=_parts_in_a_run, volumes=True,
+)  # fmt: skip
 def structure_parts(
     maps: Maps | ArrayLike, parts: Mapping[str, ArrayLike], region: ArrayLike | None = None
 ) -> PerImage:
@@ -275,10 +307,12 @@ def structure_parts(
     Args:
         maps: Maps, or "b h w".
         parts: masks by name, "b H W" or one "H W" for all.
-        region: mask of the whole object; default: the union of the parts. Mass outside it is leakage.
+        region: mask of the whole object (in a run: its name); default: the union of the parts. Mass outside
+            it is leakage.
 
     Returns:
-        mass_<part> and coverage_<part> of each, leakage, coverage_outside and distance, each "b".
+        mass_<part> and coverage_<part> of each, leakage, coverage_outside and distance, each "b"; NaN for
+        an image without the part.
 
     Example:
         >>> structure_parts([[[3.0, 1.0], [0, 0]]], {"lung": [[1, 0], [0, 0]]})["mass_lung"]
@@ -286,7 +320,12 @@ def structure_parts(
     """
     if not parts:
         raise InputError("parts is empty; pass at least one mask, such as {'lung': mask}")
-    return PerImage(*_scored(maps, parts, region, "region"))
+    scores, causes = _scored(maps, parts, region, "region")
+    count, size = len(kit.raw_maps(maps)), kit.sized_maps(maps)[1]
+    for name, mask in parts.items():
+        absent = ~align(mask, size, torch.empty(count), name).flatten(1).any(1).expand(count)
+        causes.append(Cause(f"the image has no {name}", absent, (f"mass_{name}", f"coverage_{name}")))
+    return PerImage(scores, causes)
 
 
 def _keys(parts: Sequence[str]) -> list[str]:
@@ -306,7 +345,7 @@ def _scored(
     pieces = []
     for part in chunks(values, size):
         distance = distance_to(union[part] if len(union) > 1 else union)
-        pieces.append(_measure(kit.pixel_maps(values[part], size), [area[part] for area in areas], distance))
+        pieces.append(_measure(upsample(values[part], size), [area[part] for area in areas], distance))
     table = torch.cat(pieces) if pieces else values.new_zeros((0, 2 * len(masks) + 4), dtype=torch.float32)
     scores = dict(zip(_keys(tuple(parts)), table[:, 1:].unbind(1), strict=True))
     bare = ~union.flatten(1).any(1).expand(len(values))
@@ -314,14 +353,15 @@ def _scored(
 
 
 def _measure(values: Tensor, areas: Sequence[Tensor], distance: Tensor) -> Tensor:
-    """Table "b columns" from maps in [0, 1], also constant ones, which column 0 marks; others as `_keys`."""
-    pixels = (values / (1 + EPSILON)).flatten(1)
+    """Table "b columns" from maps at image size, also empty ones, which column 0 marks; others as `_keys`."""
+    low, high = extremes(values.clamp(min=0), spatial_dims(values))
+    pixels = (normalise(values) * ((high - low) / (high - low + EPSILON))).flatten(1)
     mass = pixels.sum(1, dtype=torch.float64) + EPSILON
     shares = [(pixels * area.flatten(1)).sum(1, dtype=torch.float64) / mass for area in areas]
     coverages = _coverage(pixels, [area.flatten(1) for area in areas])
     diagonal = sum(side**2 for side in values.shape[1:]) ** 0.5
     far = (pixels * distance.flatten(1)).sum(1, dtype=torch.float64) / (mass * diagonal)
-    return torch.stack([constant(values).double(), *shares, *coverages, far], 1).float()
+    return torch.stack([(mass <= 2 * EPSILON).double(), *shares, *coverages, far], 1).float()
 
 
 def _coverage(pixels: Tensor, areas: Sequence[Tensor]) -> list[Tensor]:
