@@ -42,7 +42,7 @@ from .on_parts import (
     tmr,
 )
 from .results import Curve, PerClass, PerImage
-from .sanity import fragility, input_shift, model_edit, parameter_randomisation, randomisation, sensitivity_n
+from .sanity import fragility, input_shift, model_edit, parameter_randomisation, randomisation
 from .similarity import ssim, ssim_reasons
 from .specific import specificity, untrained
 from .stability import (
@@ -112,7 +112,6 @@ __all__ = [
     "reachable",
     "recall",
     "sensitivity",
-    "sensitivity_n",
     "soft_iou",
     "specificity",
     "ssim",

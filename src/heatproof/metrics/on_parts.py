@@ -114,29 +114,23 @@ def part_occlusion(
     size, count = size_of(whole), len(whole)
     aligned = (align(mask, size, whole, name) for name, mask in parts.items())
     hidden = torch.stack([mask.expand(count, *size) for mask in aligned])
-    drops = dict(zip(parts, hidden_drops(model, whole, hidden, targets, fill, seed, **passes), strict=True))
-    empty = ~hidden.flatten(2).any(2)
-    return PerImage(drops, [Cause(NO_PIXEL, gone, (name,)) for name, gone in zip(parts, empty, strict=True)])
-
-
-def hidden_drops(
-    model: Model, images: Tensor, hidden: Tensor, targets: Any, fill: str, seed: int, **passes: Unpack[Passes]
-) -> Tensor:
-    """Tensor "p b": fall of the target's logit without each of p regions "p b H W" (or "p 1 H W") bool."""
-    filled, count, regions = baseline_images(model, images, fill, seed), len(images), len(hidden)
+    filled = baseline_images(model, whole, fill, seed)
 
     def make(start: int, stop: int) -> Tensor:
-        jobs = torch.arange(start, stop, device=images.device)
-        rows, region = jobs % count, jobs // count - 1  # -1: the whole image
-        covered = hidden[region.clamp(min=0), rows % hidden.shape[1]]
-        return mixed(covered & per_map(region >= 0, covered), filled, images, rows)
+        jobs = torch.arange(start, stop, device=whole.device)
+        rows, part = jobs % count, jobs // count - 1  # -1: the whole image
+        covered = hidden[part.clamp(min=0), rows]
+        covered = covered & per_map(part >= 0, covered)
+        return mixed(covered, filled, whole, rows)
 
     with frozen_eval(model.module):
-        queue = Queue(model, size_of(images), **passes)
-        logits = queue.predict(count * (1 + regions), make, lambda logits, start, stop: logits)
+        queue = Queue(model, size, **passes)
+        logits = queue.predict(count * (1 + len(parts)), make, lambda logits, start, stop: logits)
     chosen = model.check_targets(targets, logits[:count])
-    scores = model.scores(logits, chosen.repeat(1 + regions)).view(-1, count)
-    return scores[0] - scores[1:]
+    scores = model.scores(logits, chosen.repeat(1 + len(parts))).view(-1, count)
+    drops = dict(zip(parts, scores[0] - scores[1:], strict=True))
+    empty = ~hidden.flatten(2).any(2)
+    return PerImage(drops, [Cause(NO_PIXEL, gone, (name,)) for name, gone in zip(parts, empty, strict=True)])
 
 
 def _same(scores: PerImage, name: str) -> PerImage:

@@ -17,9 +17,6 @@ the second edit the last layer's weights of c and of the runner-up d are exchang
 what that of d was. A map that ignores the network scores 0 in both. (chakraborty2025cambench names such tests
 as future work and defines none.)
 
-sensitivity_n: subsets S of the image's cells are hidden; Pearson's correlation, over subsets, of the map's
-sum on S with the fall of the logit. (ancona2018towards, who hide single pixels)
-
 Similarity is SSIM (local5) and Spearman's rank correlation of maps at image size; where a map is constant
 both are NaN, with a reason. The user's model is never changed: weights are redrawn in a deep copy.
 
@@ -36,7 +33,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack
@@ -48,18 +44,17 @@ from torch import Tensor, nn
 from heatproof.errors import InputError
 from heatproof.explain.api import begin_ahead, explain, with_sufficient_repeats
 from heatproof.metrics.agreement import map_similarity
-from heatproof.metrics.kit import CONSTANT, Passes, align, bound, cached, members
-from heatproof.metrics.on_parts import hidden_drops
+from heatproof.metrics.kit import Passes, bound, cached, members
 from heatproof.metrics.results import Cause, Curve, PerImage
 from heatproof.metrics.scene import BatchContext
 from heatproof.models.capture import capture
-from heatproof.models.derived import copy_of, from_the_head, swapped_classes, twin_of, without_channel
+from heatproof.models.derived import copy_of, from_the_head, swap_classes, twin_of, without_channel
 from heatproof.models.heads import OneOfMany
 from heatproof.models.model import Model
 from heatproof.models.queue import all_logits
-from heatproof.models.running import at_least_float, frozen_eval
+from heatproof.models.running import frozen_eval
 from heatproof.registry import metric
-from heatproof.types import ArrayLike, Images, Maps, per_map, size_of, upsample
+from heatproof.types import ArrayLike, Images, Maps, per_map
 
 Methods = str | Sequence[str]
 Layers = str | Sequence[str] | None
@@ -326,91 +321,36 @@ def model_edit(
     explain_all = _Explain(methods, budget, layer=layer, seed=seed, **passes)
     before = explain_all.original(model, inputs, targets, known)
     explained = next(iter(before.values())).explained.to(inputs.device)
-    edited = replace(copy_of(model), accelerate=False)  # recorded passes would keep an earlier edit
+    edited = replace(copy_of(model), accelerate=False)  # recorded passes would repeat an earlier edit
     with frozen_eval(edited.module):
         trace = capture(edited, inputs, explained, layer=layer)
-    head, logits = from_the_head(edited, inputs[:1])[0], trace.logits
-    rows = next(edited.module.get_submodule(head).parameters(recurse=False)).shape[0]
+    contributions, logits = trace.product.flatten(2).sum(2), trace.logits
+    channels = {"strong": contributions.argmax(1), "weak": contributions.abs().argmin(1)}
     both = logits if logits.shape[1] > 1 else torch.cat([-logits, logits], 1)
     rivals = both.scatter(1, explained[:, None], -torch.inf).argmax(1)
-    of_rivals = explain_all(model, inputs, rivals)
-    contributions = trace.product.flatten(2).sum(2)
-    channels = {"strong": contributions.argmax(1), "weak": contributions.abs().argmin(1)}
-    tables: dict[str, list[list[Tensor]]] = {method: [] for method in before}
-    exchanged = []
-    for i, (own, other) in enumerate(zip(explained.tolist(), rivals.tolist(), strict=True)):
+    wanted, of_rivals = model.scores(logits, rivals), explain_all(model, inputs, rivals)
+    head, tables, gaps = from_the_head(edited, inputs[:1])[0], dict[str, list[Tensor]](), list[Tensor]()
+    for i, (own, rival) in enumerate(zip(explained.tolist(), rivals.tolist(), strict=True)):
         image, after = inputs[i : i + 1], dict[str, dict[str, Maps]]()
         for edit, chosen in channels.items():
             with without_channel(edited, image, str(trace.layer), int(chosen[i])):
                 after[edit] = explain_all(edited, image, [own])
-        with swapped_classes(edited, head, own, other) if rows == logits.shape[1] else nullcontext():
-            after["swap"] = explain_all(edited, image, [own])
-            gap = edited.scores(edited.logits(image), explained[i : i + 1])
-        gap = (gap.to(logits) - model.scores(logits[i : i + 1], rivals[i : i + 1])).abs()
-        exchanged.append(gap <= TOLERANCE * logits[i].abs().amax().clamp(min=1))
+        swap_classes(edited, head, own, rival)
+        after["swap"] = explain_all(edited, image, [own])
+        gaps.append(edited.scores(edited.logits(image), explained[i : i + 1]).to(wanted) - wanted[i])
+        swap_classes(edited, head, own, rival)
         for method, maps in before.items():
-            pairs = [(maps, "weak"), (maps, "strong"), (of_rivals[method], "swap"), (maps, "swap")]
-            tables[method].append([
-                map_similarity(first.take([i]), after[edit][method])["spearman"] for first, edit in pairs
-            ])  # fmt: skip
-    result, not_swapped = {}, Cause(NOT_SWAPPED, ~torch.cat(exchanged).cpu(), ("swapped",))
-    for method, table in tables.items():
-        weak, strong, new, old = (torch.cat(column).cpu() for column in zip(*table, strict=True))
+            pairs = (maps, "weak"), (maps, "strong"), (of_rivals[method], "swap"), (maps, "swap")
+            similar = [map_similarity(old.take([i]), after[edit][method])["spearman"] for old, edit in pairs]
+            tables.setdefault(method, []).append(torch.stack(similar))
+    result = {}
+    undone = torch.cat(gaps).abs() > TOLERANCE * logits.abs().amax(1).clamp(min=1)
+    for method, rows in tables.items():
+        weak, strong, new, old = torch.cat(rows, 1)
         scores = {"zeroed": weak - strong, "swapped": new - old}
-        blank = [Cause(BLANK_EDIT, scores[name].isnan(), (name,)) for name in scores]
-        result[method] = PerImage(scores, [not_swapped, *blank])
+        blank = [Cause(BLANK_EDIT, values.isnan(), (name,)) for name, values in scores.items()]
+        result[method] = PerImage(scores, [Cause(NOT_SWAPPED, undone.to(weak.device), ("swapped",)), *blank])
     return result
-
-
-@metric(
-    "sensitivity_n", needs=("maps", "model", "images"), higher_is_better=True, bounds=(-1.0, 1.0),
-    cite="ancona2018towards", family="Faithfulness", question="map", title="predicts the effect of cells",
-)  # fmt: skip
-def sensitivity_n(
-    maps: Maps, targets: ArrayLike | None = None, *, model: Model | nn.Module, images: Images,
-    share: float = 0.2, cells: int = 8, samples: int = 100, fill: str = "blur", seed: int = 0,
-    **passes: Unpack[Passes],
-) -> PerImage:  # fmt: skip
-    """Correlation, over random sets of cells, of the map's sum on them with the fall of the logit.
-
-    Args:
-        maps: Maps; those with signs are read with their signs.
-        targets: the class, one or one per image; default: that of the maps.
-        model, images, passes: as for hp.explain; passes are batch_size and progress.
-        share: of the cells that each set hides, n in the paper.
-        cells: along each side of the image.
-        samples: number of sets, which follow from the seed and are the same for every image.
-        fill, seed: "blur", "black", "mean" or "noise", as for part_occlusion; the seed of the sets.
-
-    Returns:
-        sensitivity_n, "b".
-
-    Example:
-        >>> network = nn.Sequential(nn.Flatten(), nn.Linear(768, 2))
-        >>> images = torch.rand(1, 3, 16, 16)
-        >>> maps = explain(network, images, "gradient-x-input")["gradient-x-input"]
-        >>> bool(sensitivity_n(maps, model=network, images=images)["sensitivity_n"] > 0.5)
-        True
-    """
-    if not 0 < share < 1 or cells < 2 or samples < 3:
-        raise InputError(
-            f"sensitivity_n needs a share between 0 and 1, 2 cells and 3 samples or more; "
-            f"got {share}, {cells} and {samples}"
-        )
-    model, inputs, columns = bound(model, images, maps.explained if targets is None else targets)
-    whole, size = at_least_float(inputs), size_of(inputs)
-    random, every = np.random.default_rng(seed), cells ** len(size)
-    ranks = random.random((samples, every)).argsort(1).argsort(1)
-    sets = torch.from_numpy(ranks < max(1, round(share * every))).view(samples, *[cells] * len(size))
-    hidden = align(sets, size, sets, "sets").to(whole.device)
-    falls = hidden_drops(model, whole, hidden[:, None], columns, fill, seed, **passes).T.double()
-    heat = upsample(maps.signed, size).to(whole.device)
-    sums = (heat.flatten(1) @ hidden.flatten(1).to(heat).T).double()
-    flat = Cause(CONSTANT, (heat.flatten(1).amax(1) == heat.flatten(1).amin(1)).cpu())
-    still = Cause("the logit is the same for every set of cells", (falls.amax(1) == falls.amin(1)).cpu())
-    x, y = (values - values.mean(1, keepdim=True) for values in (sums, falls))
-    rho = torch.nn.functional.cosine_similarity(x, y, dim=1)
-    return PerImage({"sensitivity_n": rho.float().cpu()}, [flat, still])
 
 
 def _shifted_copy(model: Model, images: Tensor, shift: float) -> Model:

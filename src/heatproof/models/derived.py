@@ -159,24 +159,17 @@ def without_channel(model: Model, image: Tensor, layer: str, channel: int) -> It
         yield
 
 
-@contextmanager
-def swapped_classes(model: Model, head: str, first: int, second: int) -> Iterator[None]:
-    """Exchange two classes' rows of the last layer's weights; a single row for both changes its sign."""
-    weights = list(model.module.get_submodule(head).parameters(recurse=False))
-    order = torch.arange(len(weights[0]), device=weights[0].device)
-    if len(order) > 1:
-        order[[first, second]] = order[[second, first]]
+@torch.no_grad()
+def swap_classes(model: Model, head: str, first: int, second: int) -> None:
+    """Exchange two classes' rows of the last layer's weights, if it has a row for each class.
 
-    @torch.no_grad()
-    def exchange() -> None:
-        for weight in weights:
-            weight.copy_(weight[order] if len(order) > 1 else -weight)
-
-    exchange()
-    try:
-        yield
-    finally:
-        exchange()
+    A single row for two classes changes its sign.
+    """
+    for weight in model.module.get_submodule(head).parameters(recurse=False):
+        if len(weight) == 1:
+            weight.neg_()
+        elif max(first, second) < len(weight):
+            weight[[first, second]] = weight[[second, first]]
 
 
 class Disconnected(nn.Module):

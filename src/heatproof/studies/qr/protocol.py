@@ -20,8 +20,8 @@ distortion, so that a method that is added later costs only its own maps. Its ro
     edit_leaves(move)   mass where the finder was, before the edit less after it
     edit_arrives(move)  mass where the finder is now, after the edit less before it
     edit_drop(move)     fall of the class's logit; no method
-    ms                  milliseconds of hp.explain() for one image, about no image: the median of 3 to 15
-                        calls, after two to warm up
+    ms                  milliseconds of hp.explain() for one image, about no image: the median of the calls
+                        of a second, after those that warm up
 
 Deviations from chakraborty2025cambench: where there are no ImageNet weights, the backbone learns a proxy task
 first (trainings.py), and the page says so; masks are distorted with the image; every number carries a 95 %
@@ -32,18 +32,18 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache, partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.benchmark import Timer
 
 from heatproof.disk import write_whole
 from heatproof.errors import InputError, StoreError
@@ -70,10 +70,11 @@ from heatproof.studies.common import Outcome, named_run, run_config, study_file
 from heatproof.studies.qr import trainings
 from heatproof.studies.qr.page import write_page
 from heatproof.studies.qr.results import CLEAN, Results, at, read_columns
-from heatproof.studies.qr.settings import MAY_CHANGE, MAY_GROW, QrSettings
+from heatproof.studies.qr.settings import MAY_CHANGE, MAY_GROW, SAME_CODES, QrSettings
 from heatproof.train import DEPTHS, REGIMES, ablation_grid
 from heatproof.types import Maps, Score, Unit, constant
 
+SETTINGS = "settings.json"
 CODE = 1  # the class that is explained
 STRUCTURE = ("structure", "structure_score(variant='mass')")
 CURVES = ("insertion", "deletion")
@@ -83,7 +84,7 @@ SCENE = ("scene_codes", "scene_distractors", "scene_found", "scene_weakest")
 MARKED = 0.5  # of a code's pixels among the best ones
 CODES, DISTRACTORS = 2, 1
 UNDONE = "the finder could not be edited so"
-WARM_UP, FEWEST, MOST, SECONDS = 2, 3, 15, 1.0
+SECONDS = 1.0  # of timing
 # Method, its scores, and their names in the rows where they are others.
 Scored = Iterator[tuple[str, PerImage, Mapping[str, str] | None]]
 
@@ -105,7 +106,8 @@ def qr_study(
     with fixed_threads(settings.threads or usual_threads()):
         sets = trainings.make_pictures(settings)
         results = [seed_results(settings, k, sets, progress, training) for k in range(settings.seeds)]
-        return QrOutcome(write_page(settings.out, results), tuple(results))
+        others = {f"{read_settings(folder)['model']} ({folder.name})": folder for folder in settings.beside}
+        return QrOutcome(write_page(settings.out, results, others), tuple(results))
 
 
 def check(settings: QrSettings) -> QrSettings:
@@ -120,6 +122,13 @@ def check(settings: QrSettings) -> QrSettings:
         raise InputError("a method is named twice among --methods and --heavy; leave one out")
     drawing.versions_that_fit(find_symbol(settings.symbol), None, (settings.size, settings.size))
     find_photos(settings.photos)
+    for folder in settings.beside:
+        theirs, ours = read_settings(folder), recorded(settings)
+        if other := [name for name in SAME_CODES if theirs[name] != ours[name]]:
+            raise InputError(
+                f"{folder} has other codes ({other[0]} is {theirs[other[0]]}, not {ours[other[0]]}); "
+                "run it again with the same settings, or leave it out of --beside"
+            )
     counts = {
         name: min(getattr(settings, name), settings.test) for name in ("subset", "robust", "causal", "edits")
     }
@@ -128,21 +137,30 @@ def check(settings: QrSettings) -> QrSettings:
 
 def remember(settings: QrSettings) -> None:
     """Write the settings to OUT; raise StoreError if they contradict those of a started study."""
-    path = settings.out / "settings.json"
-    given = {name: value for name, value in asdict(settings).items() if (name, value) != ("head", None)}
-    now = json.loads(json.dumps(given, default=str))  # older folders do not name a head
-    if path.exists():
-        try:
-            before = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise StoreError(f"cannot read {path} ({error}); restore it, or choose another folder") from error
+    now = recorded(settings)
+    if (settings.out / SETTINGS).exists():
+        before = read_settings(settings.out)
         changes = [c for c in compare_configs(before, now, MAY_GROW, MAY_CHANGE) if not c.addition]
         if changes:
             sentences = "; ".join(change.sentence for change in changes)
             raise StoreError(
                 f"{settings.out} was begun otherwise: {sentences}; undo the change or choose another folder"
             )
-    write_whole({path: json.dumps(now, indent=1) + "\n"})
+    write_whole({settings.out / SETTINGS: json.dumps(now, indent=1) + "\n"})
+
+
+def recorded(settings: QrSettings) -> dict[str, Any]:
+    """The settings as settings.json holds them."""
+    return dict(json.loads(json.dumps(asdict(settings), default=str)))
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """Settings of a started study; those that it did not record have their defaults."""
+    try:
+        return recorded(QrSettings()) | json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        path = folder / SETTINGS
+        raise StoreError(f"cannot read {path} ({error}); restore it, or choose another folder") from error
 
 
 def seed_results(
@@ -437,15 +455,6 @@ def edit_drops(images: np.ndarray, edited: Edited, kind: str, model: Model) -> P
 
 
 def milliseconds(work: Callable[[], object]) -> float:
-    """Median time of a few calls after warming up, with synchronisation of a GPU."""
-
-    def once() -> float:
-        begin = time.perf_counter()
-        work()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        return 1e3 * (time.perf_counter() - begin)
-
-    first = [once() for _ in range(WARM_UP)]
-    calls = min(MOST, max(FEWEST, int(SECONDS * 1e3 / max(first[-1], 1e-3))))
-    return statistics.median(once() for _ in range(calls))
+    """Median time of calls for about a second, after warming up, with synchronisation of a GPU."""
+    timer = Timer("work()", globals={"work": work}, num_threads=torch.get_num_threads())
+    return 1e3 * timer.blocked_autorange(min_run_time=SECONDS).median
