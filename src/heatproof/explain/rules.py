@@ -49,6 +49,7 @@ RECTIFIERS = ("relu", "relu6", "hardtanh")
 CURVED = (  # activations f with x f'(x) != f(x)
     "relu6", "hardtanh", "gelu", "silu", "mish", "hardswish", "elu", "selu", "celu", "softplus", "tanh",
 )  # fmt: skip
+NORMALISATIONS = ("layer_norm", "group_norm", "instance_norm", "rms_norm")  # over channels or positions
 GATES = ("sigmoid", "hardsigmoid")
 NEAR = 1e-10  # the difference to the reference below which DeepLIFT takes the gradient as the slope
 TINY = 1e-9  # where an activation's input is 0, so that its relevance is
@@ -94,20 +95,23 @@ def own_gradient(
     return in_batches(trace, len(images), work)
 
 
-def without_attention(name: str, trace: Trace, instead: str) -> dict[str, Rule]:
-    """Rules that raise ModelError for a transformer."""
+def without_attention(name: str, trace: Trace, instead: str, *functions: str) -> dict[str, Rule]:
+    """Rules that raise ModelError for a transformer, and for functions that a method has no rule for."""
 
     def of_attention(scores: Tensor, dim: int = -1, *_: Any, **__: Any) -> bool:  # not over classes
         return scores.ndim >= 3 and dim in (-1, scores.ndim - 1)
 
     def refuse(function: Any, *args: Any, **kwargs: Any) -> Any:
-        if function.__name__ == "softmax" and not of_attention(*args, **kwargs):
+        called, model = function.__name__, trace.model.name
+        if called == "softmax" and not of_attention(*args, **kwargs):
             return function(*args, **kwargs)
-        raise ModelError(
-            f"{name} is for convolutional networks, and {trace.model.name} attends; use {instead} instead"
-        )
+        why = f"is for convolutional networks, and {model} attends"
+        if called in functions:
+            why = f"has no rule for {called}, which {model} uses"
+        raise ModelError(f"{name} {why}; use {instead} instead")
 
-    return dict.fromkeys(("scaled_dot_product_attention", "multi_head_attention_forward", "softmax"), refuse)
+    attention = ("scaled_dot_product_attention", "multi_head_attention_forward", "softmax")
+    return dict.fromkeys((*functions, *attention), refuse)
 
 
 def rectifies(function: Any, *args: Any, **kwargs: Any) -> bool:
@@ -231,17 +235,10 @@ def deeplift(trace: Trace, *, baseline: str = "zero") -> Signed:
     def both(start: int, stop: int) -> Tensor:
         return torch.cat([images[start:stop], references[start:stop]])
 
-    def refuse(function: Any, *_args: Any, **_kwargs: Any) -> Any:
-        raise ModelError(
-            f"deeplift has no rule for {function.__name__}, which {trace.model.name} uses; "
-            "use integrated-gradients instead, whose values also sum to the logit's difference"
-        )
-
     rules: dict[str, Rule] = {
         **dict.fromkeys(("relu", "leaky_relu", *CURVED, *GATES), _slope),
         **dict.fromkeys(POOLS.values(), _pool),
-        **dict.fromkeys(("layer_norm", "group_norm", "instance_norm", "rms_norm"), refuse),
-        **without_attention("deeplift", trace, "integrated-gradients"),
+        **without_attention("deeplift", trace, "integrated-gradients", *NORMALISATIONS),
         "mul": _product,
     }
     return over_channels((images - references) * own_gradient(trace, rules, both))

@@ -37,8 +37,10 @@ point is left out and `n` counts the rest; m(0) = 0 is undefined.
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial, reduce
+from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
 import numpy as np
@@ -82,6 +84,10 @@ CITE = "chakraborty2025cambench"
 Number = TypeVar("Number", float, Tensor)
 
 
+@metric(
+    "occlusion_drop", needs=("model", "images", "masks"), cite=CITE, family="Causes", volumes=True,
+    not_in_a_run="it occludes one named part; call hp.metrics for it",
+)  # fmt: skip
 def part_occlusion(
     masks: ArrayLike | Mapping[str, ArrayLike], targets: ArrayLike | None = None, *,
     model: Model | nn.Module, images: Images, fill: str = "blur", seed: int = 0, **passes: Unpack[Passes],
@@ -133,24 +139,7 @@ def part_occlusion(
     return PerImage(drops, [Cause(NO_PIXEL, gone, (name,)) for name, gone in zip(parts, empty, strict=True)])
 
 
-def _same(scores: PerImage, name: str) -> PerImage:
-    return scores
-
-
-OCCLUSION_EXAMPLE = """
->>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2, bias=False))
->>> _ = network[1].weight.data.fill_(0.5)
->>> corner = torch.tensor([[1, 0], [0, 0]])
->>> image = torch.tensor([[[[1.0, 0.0], [0.0, 0.0]]] * 3]).view(1, 3, 2, 2)
->>> occlusion_drop(corner, 0, model=network, images=image, fill="mean")["drop"]""".strip()
-_drop_score = kit.members(
-    metric, part_occlusion, _same, 'drop, "b"; part_occlusion takes several parts.', OCCLUSION_EXAMPLE
-)
-occlusion_drop = _drop_score(
-    "occlusion_drop", "Decrease of the class's logit when a part of the image is occluded.",
-    "tensor([1.1250])", needs=("model", "images", "masks"), cite=CITE, family="Causes", volumes=True,
-    not_in_a_run="it occludes one named part; call hp.metrics for it",
-)  # fmt: skip
+occlusion_drop = part_occlusion
 
 
 @metric(
@@ -221,42 +210,11 @@ EXAMPLE = """
 >>> parts = [[1, 0], [0, 0]], [[0, 1], [0, 0]], [[1, 1], [0, 0]]
 >>> {name}([[[3.0, 1.0], [0, 0]]], *parts)["{key}"]""".strip()
 _score = kit.members(_metric, structure, PerImage.only, '{key}, "b".', EXAMPLE)
-fmr = _score(
-    "fmr", "Share of the map's mass on the finder patterns of a code.", "tensor([0.7500])",
-    aliases=("finder_mass_ratio",), title="mass on the finder patterns",
-)  # fmt: skip
-tmr = _score(
-    "tmr", "Share of the map's mass on the timing patterns of a code.", "tensor([0.2500])",
-    aliases=("timing_mass_ratio",), title="mass on the timing patterns",
-)  # fmt: skip
-bl = _score(
-    "bl", "Share of the map's mass on what is not the code: leakage.", "tensor([0.])",
-    higher_is_better=False, aliases=("background_leakage",), title="leakage outside the code",
-)  # fmt: skip
-auc_f = _score(
-    "auc_f", "Share of the finder patterns that the map covers, mean over thresholds.", "tensor([0.5726])",
-    aliases=("coverage_finder",), title="coverage of the finder patterns",
-)  # fmt: skip
-auc_t = _score(
-    "auc_t", "Share of the timing patterns that the map covers, mean over thresholds.", "tensor([0.2500])",
-    aliases=("coverage_timing",), title="coverage of the timing patterns",
-)  # fmt: skip
-auc_bg = _score(
-    "auc_bg", "Share of the background that the map covers, mean over thresholds.", "tensor([0.1774])",
-    higher_is_better=False, aliases=("coverage_background",), title="coverage of the background",
-)  # fmt: skip
-dts = _score(
-    "dts",
-    "Mean distance of the map's mass to the nearest finder or timing pattern, by the image's diagonal.",
-    "tensor([0.])", higher_is_better=False, aliases=("distance_to_structure",),
-    title="distance to the structure",
-)  # fmt: skip
-structure_map_score = _score(
-    "structure_score",
-    "Coverage of both patterns, less three times that of the background and less the distance to them.",
-    "tensor([0.2903])", key="score", function="structure_map_score", bounds=(-4.0, 2.0), votes=True,
-    headline=True, aliases=("score",), title="structure score",
-)  # fmt: skip
+_facts = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+fmr, tmr, bl, auc_f, auc_t, auc_bg, dts, structure_map_score = (
+    _score(name, **{key: tuple(v) if isinstance(v, list) else v for key, v in facts.items()})
+    for name, facts in _facts.items()
+)
 
 
 def structure_score(finder: Number, timing: Number, background: Number, distance: Number) -> Number:

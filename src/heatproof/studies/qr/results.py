@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations, product
@@ -145,17 +145,19 @@ class Results:
         shared = [image for image in x if image in y]
         return rho_value([x[i] for i in shared], [y[i] for i in shared], self.seed)
 
-    def rho_at_size(
-        self, regime: str, method: str, mass: str, drop: str, how: Callable[[np.ndarray], float]
-    ) -> Value:
-        """Rank correlation among codes of similar size (within_thirds), or without its effect (partial_rho).
+    def rho_without_size(self, regime: str, method: str, mass: str, drop: str) -> Value:
+        """Rank correlation of codes without the effect of their size, which even a random map shows.
 
-        Large codes have large parts and lose more without them, which even a random map shows.
+        Large codes have large parts and lose more without them.
         """
         x, y = (self.column(regime, method, metric) for metric in (mass, drop))
         rows = [(x[i], y[i], self.sizes[i]) for i in x if i in y and i in self.sizes]
         columns = np.array(rows).reshape(-1, 3)
-        return controlled(columns[np.isfinite(columns).all(1)], how, self.seed)
+        columns = columns[np.isfinite(columns).all(1)]
+        if len(columns) < 9:
+            return Value(math.nan, None, len(columns))
+        drawn = [partial_rho(columns[rows]) for rows in resample(len(columns), 200, self.seed)]
+        return Value(partial_rho(columns), _interval(np.array(drawn)), len(columns))
 
     @property
     def curve_runs(self) -> list[str]:
@@ -185,28 +187,11 @@ def curve_value(curves: np.ndarray, mass: str, seed: int = 0) -> Value:
     return Value(float(values[0]), _interval(values[1:]), len(curves))
 
 
-def within_thirds(columns: np.ndarray) -> float:
-    """Mean over thirds by the third column of Spearman's rho of the first two, each weighted by its n."""
-    order = np.argsort(columns[:, 2], kind="stable")
-    thirds = [columns[rows] for rows in np.array_split(order, 3) if len(rows) >= 3]
-    rhos = [(_spearman(third[:, 0], third[:, 1]), len(third)) for third in thirds]
-    known = [(rho, n) for rho, n in rhos if not math.isnan(rho)]
-    return sum(rho * n for rho, n in known) / sum(n for _, n in known) if known else math.nan
-
-
 def partial_rho(columns: np.ndarray) -> float:
     """Spearman's rho of the first two columns, with the ranks of the third taken out of both."""
     xy, xz, yz = (_spearman(columns[:, i], columns[:, j]) for i, j in ((0, 1), (0, 2), (1, 2)))
     left = (1 - xz**2) * (1 - yz**2)
     return (xy - xz * yz) / math.sqrt(left) if left > 1e-12 else math.nan
-
-
-def controlled(columns: np.ndarray, how: Callable[[np.ndarray], float], seed: int = 0) -> Value:
-    """A correlation with a bootstrap interval over its rows."""
-    if len(columns) < 9:
-        return Value(math.nan, None, len(columns))
-    drawn = np.array([how(columns[rows]) for rows in resample(len(columns), 200, seed)])
-    return Value(how(columns), _interval(drawn), len(columns))
 
 
 def _spearman(x: np.ndarray, y: np.ndarray) -> float:
@@ -219,7 +204,7 @@ def _interval(draws: np.ndarray) -> tuple[float, float] | None:
     return percentile_interval(draws) if np.isfinite(draws).any() else None
 
 
-TABLES = TableFile("heatproof.studies.qr", within_thirds=within_thirds, partial_rho=partial_rho)
+TABLES = TableFile("heatproof.studies.qr")
 
 
 @dataclass(frozen=True)
