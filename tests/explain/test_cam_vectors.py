@@ -214,3 +214,23 @@ def test_smooth_gradcam_plus_plus_averages_the_powers_of_noisy_gradients() -> No
             expected += (alpha * first.clamp(min=0)).sum() * features[k]
         got = result["smooth-gradcam++(samples=4, noise=0.2)"].values[i]
         torch.testing.assert_close(got, expected.clamp(min=0).float(), rtol=1e-4, atol=1e-6)
+
+
+@torch.no_grad()
+def test_integrated_scorecam_averages_over_growing_masks() -> None:
+    network, images = pooled_network(3), torch.randn(2, 3, 8, 8)
+    call = "scorecam(channels=6, integrate=4)"
+    result = explain(network, images, [call, "scorecam(channels=6)"], [1, 2])
+    features = network[:4](images).detach()
+    for i, target in enumerate((1, 2)):
+        blank = network(torch.zeros(1, 3, 8, 8)).softmax(1)[0, target]
+        expected = torch.zeros(8, 8)
+        for k in range(6):
+            mask = features[i, k]
+            mask = (mask - mask.min()) / (mask.max() - mask.min())
+            gains = [
+                network(images[i : i + 1] * mask * n / 4).softmax(1)[0, target] - blank for n in (1, 2, 3, 4)
+            ]
+            expected += float(sum(gains) / 4) * features[i, k]
+        torch.testing.assert_close(result[call].values[i], expected.relu(), rtol=1e-4, atol=1e-6)
+    assert not torch.allclose(result[call].values, result["scorecam(channels=6)"].values)

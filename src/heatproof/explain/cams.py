@@ -218,13 +218,14 @@ def flip_to_larger_side(values: Tensor) -> Tensor:
 
 
 @method("scorecam")
-def scorecam(trace: Trace, *, channels: int | str = 32, weights: str = "gain") -> Tensor:
+def scorecam(trace: Trace, *, channels: int | str = 32, weights: str = "gain", integrate: int = 1) -> Tensor:
     """Channels weighted by the probability gained when the image is masked with them.
 
     ReLU(sum_k w_k A_k), w_k = p(c | x * M_k) - p(c | blank), M_k the channel scaled to [0, 1] at image size.
     channels: how many, those of highest spatial variance, ties to the lower index; "all" for every one.
     weights: "gain" as above, or "softmax": softmax over channels of the masked image's logits, as the
     grad-cam package does.
+    integrate: the mean score over this many even steps from 0 to the mask (IS-CAM, naidu2020iscam: 10).
     """
     activations = trace.activation
     available = activations.shape[1]
@@ -234,14 +235,14 @@ def scorecam(trace: Trace, *, channels: int | str = 32, weights: str = "gain") -
     rows = torch.arange(len(activations), device=activations.device)
     selected = activations[rows[:, None], chosen]
 
-    def masked(which: Tensor, channel: Tensor) -> Tensor:
-        masks = upsample(selected[which, channel], trace.image_size)
+    def masked(which: Tensor, variant: Tensor) -> Tensor:
+        masks = upsample(selected[which, variant // integrate], trace.image_size)
         low, high = extremes(masks, spatial_dims(masks))  # negatives stay: a mask orders places
         masks = (masks - low) / torch.where(high > low, high - low, torch.inf)
-        return trace.images[which] * masks[:, None]
+        return trace.images[which] * (masks * per_map((variant % integrate + 1) / integrate, masks))[:, None]
 
     read = trace.model.scores if weights == "softmax" else trace.model.measured
-    scores = variant_scores(trace, rows, count, masked, read)
+    scores = variant_scores(trace, rows, count * integrate, masked, read).unflatten(1, (count, -1)).mean(2)
     if weights == "softmax":
         return weighted_sum(scores.softmax(1), selected)
     assert trace.blank_logits is not None
