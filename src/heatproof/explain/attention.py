@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import reduce
 from typing import Any
 
 import torch
@@ -40,7 +39,7 @@ def rollout(trace: Trace) -> Tensor:
         with AttentionRecorder("rollout", trace.model) as recorder:
             trace.model.forward(inputs)
         means = (at_least_float(weights).mean(1) for weights in recorder.of(inputs))
-        return recorder.flow(((mean + _identity(mean)) / 2 for mean in means), inputs)
+        return recorder.flow((mean / 2 for mean in means), 0.5, inputs)
 
     return in_batches(trace, len(trace.images), work)
 
@@ -65,13 +64,9 @@ def chefer(trace: Trace) -> Tensor:
             (at_least_float(a) * at_least_float(g)).detach() for a, g in zip(maps, gradients, strict=True)
         )
         steps = (product.clamp(min=0).mean(1) for product in products)
-        return recorder.flow((step + _identity(step) for step in steps), inputs)
+        return recorder.flow(steps, 1.0, inputs)
 
     return in_batches(trace, len(trace.images), work)
-
-
-def _identity(square: Tensor) -> Tensor:
-    return torch.eye(square.shape[-1], device=square.device, dtype=square.dtype)
 
 
 @method("legrad")
@@ -138,9 +133,12 @@ class AttentionRecorder(Rules):
             )
         return layout
 
-    def flow(self, steps: Iterable[Tensor], inputs: Tensor) -> Tensor:
-        """Maps "b h w": the class token's row (else the mean row) of the product of the blocks' "b n n"."""
-        product = reduce(lambda before, step: step @ before, steps)
+    def flow(self, steps: Iterable[Tensor], residual: float, inputs: Tensor) -> Tensor:
+        """Maps "b h w": the class token's row (else the mean row) of prod_l (step_l + residual I)."""
+        product: Any = 1.0
+        for step in steps:
+            whole = step + residual * torch.eye(step.shape[-1], device=step.device, dtype=step.dtype)
+            product = whole @ product if isinstance(product, Tensor) else whole
         layout = self.layout(product, inputs)
         row = product[:, 0] if layout.prefix else product.mean(1)
         picture: Tensor = layout.picture(row[..., None])[:, 0]

@@ -28,6 +28,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -424,24 +425,20 @@ def _rules(convolved: float, dense: float) -> dict[str, Rule]:
     convolutions: Any = WeakIdKeyDictionary()  # by output: the arguments
     gates: Any = WeakIdKeyDictionary()
 
-    def convolution(
-        function: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
-    ) -> Tensor:
+    def step(
+        gamma: float, function: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any,
+        **kwargs: Any,
+    ) -> Tensor:  # fmt: skip
         def linear(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
             output: Tensor = function(x, w, b, *args, **kwargs)
             return output
 
         with torch.no_grad():
             value = linear(inputs, weight, bias)
-        output = (
-            linear_rule(convolved, value, inputs, weight, bias, linear) if inputs.requires_grad else value
-        )
-        convolutions[output] = inputs, weight, bias, linear
+        output = linear_rule(gamma, value, inputs, weight, bias, linear) if inputs.requires_grad else value
+        if function is not F.linear:
+            convolutions[output] = inputs, weight, bias, linear
         return output
-
-    def affine(function: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        value: Tensor = function(inputs, weight, bias)
-        return linear_rule(dense, value, inputs, weight, bias, function) if value.requires_grad else value
 
     def batch_norm(
         function: Any, inputs: Tensor, mean: Tensor | None, variance: Tensor | None,
@@ -474,11 +471,11 @@ def _rules(convolved: float, dense: float) -> dict[str, Rule]:
         return _halved(function(first, second, *args, **kwargs))
 
     return {
-        **dict.fromkeys(("conv1d", "conv2d", "conv3d"), convolution),
+        **dict.fromkeys(("conv1d", "conv2d", "conv3d"), partial(step, convolved)),
         **dict.fromkeys(CURVED, activation),
         **dict.fromkeys(("mul", "matmul", "bmm"), product),
         **dict.fromkeys(GATES, gate),
-        "linear": affine,
+        "linear": partial(step, dense),
         "batch_norm": batch_norm,
         "layer_norm": _layer_norm,
         "group_norm": _group_norm,

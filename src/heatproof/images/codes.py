@@ -117,13 +117,13 @@ def make_codes(
     seed: int = 0,
     *,
     versions: Sequence[int] | None = None,
-    photos: str | Path | Sequence[Any] | None = None,
+    photos: str | Path | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> QRSet:
     """Make images with codes first, then negatives, whose kinds alternate.
 
     size: the side, or height and width. versions: those to draw from; else the symbol's usual ones as far as
-    they fit. photos: a folder, or arrays "H W 3" uint8, for half of the backgrounds. progress: called with
+    they fit. photos: a folder of photographs for half of the backgrounds. progress: called with
     the number of images made since the last call.
     """
     kind = find_symbol(symbol)
@@ -284,7 +284,7 @@ def make_scenes(
     symbol: str = "qr",
     codes: int = 2,
     distractors: int = 1,
-    photos: str | Path | Any = None,
+    photos: str | Path | None = None,
 ) -> Scenes:
     """Make images with several codes and distractors, each in a cell of its own.
 
@@ -292,7 +292,7 @@ def make_scenes(
         count, size, seed: number of images, their side in pixels, and the seed of all random numbers.
         symbol: the kind of code.
         codes, distractors: number per image.
-        photos: photographs for the background, a folder or a source.
+        photos: a folder of photographs for half of the backgrounds.
 
     Example:
         >>> scenes = make_scenes(1, 128)

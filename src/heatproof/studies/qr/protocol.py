@@ -33,7 +33,7 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache, partial
 from itertools import product
@@ -85,8 +85,7 @@ MARKED = 0.5  # of a code's pixels among the best ones
 CODES, DISTRACTORS = 2, 1
 UNDONE = "the finder could not be edited so"
 SECONDS = 0.2  # of timing
-# Method, its scores, and their names in the rows where they are others.
-Scored = Iterator[tuple[str, PerImage, Mapping[str, str] | None]]
+Scored = Iterable[tuple[str, PerImage]]  # method, and its scores under the names of the rows
 
 
 @dataclass(frozen=True)
@@ -285,7 +284,10 @@ class Probe:
                 images, masks = distorted(kind, level)
                 for method, maps in self.explained(regime, images, methods).items():
                     scores = structure(maps, masks["finder"], masks["timing"], masks["box"])
-                    yield method, scores, {mass: at(mass, kind, level) for mass in MASSES}
+                    yield (
+                        method,
+                        PerImage({at(mass, kind, level): scores[mass] for mass in MASSES}, scores.causes),
+                    )
 
         for kind in (CLEAN, *DISTORTIONS):
             levels = SEVERITIES[:1] if kind == CLEAN else SEVERITIES[1:]
@@ -296,12 +298,10 @@ class Probe:
     def causality(self) -> Iterator[UnitGroup]:
         """Decrease of the class's logit when a part is occluded."""
         codes = self.codes(self.settings.causal)
-        masks, targets = {p: codes.masks[p] for p in PARTS}, torch.full((len(codes.labels),), CODE)
 
         def score(regime: str, _: Sequence[str]) -> Scored:
-            model = self.models[regime]
-            images = ready(model, codes.pictures)
-            yield "", part_occlusion(masks, targets, model=model, images=images), None
+            model, masks = self.models[regime], {part: codes.masks[part] for part in PARTS}
+            yield "", part_occlusion(masks, CODE, model=model, images=ready(model, codes.pictures))
 
         title = f"{len(codes.labels)} codes without their finder or timing patterns"
         yield self.group([f"drop_{part}" for part in PARTS], len(codes.labels), score, title, [""])
@@ -322,7 +322,7 @@ class Probe:
 
         def score(regime: str, methods: Sequence[str]) -> Scored:
             for method, maps in self.explained(regime, scenes.pictures, methods).items():
-                yield method, scene_scores(maps, scenes.codes, scenes.distractors), None
+                yield method, scene_scores(maps, scenes.codes, scenes.distractors)
 
         title = f"{count} scenes with {CODES} codes and {DISTRACTORS} distractor"
         yield self.group(SCENE, count, score, title, ids=[f"scene {i}" for i in range(count)])
@@ -334,14 +334,14 @@ class Probe:
         codes, before = self.codes(self.settings.edits), dict[tuple[str, str], Maps]()
 
         def drop(kind: str, edited: Edited, regime: str, _: Sequence[str]) -> Scored:
-            yield "", edit_drops(codes.pictures, edited, kind, self.models[regime]), None
+            yield "", edit_drops(codes.pictures, edited, kind, self.models[regime])
 
         def score(kind: str, edited: Edited, regime: str, methods: Sequence[str]) -> Scored:
             if new := [method for method in methods if (regime, method) not in before]:
                 made = self.explained(regime, codes.pictures, new)
                 before.update({(regime, method): maps for method, maps in made.items()})
             for method, maps in self.explained(regime, edited.pictures, methods).items():
-                yield method, edit_scores(before[regime, method], maps, edited, kind), None
+                yield method, edit_scores(before[regime, method], maps, edited, kind)
 
         for kind in EDITS:
             edited = drawing.edit_finders(codes, kind, self.settings.seed)
@@ -362,7 +362,7 @@ class Probe:
         def score(regime: str, methods: Sequence[str]) -> Scored:
             for method in methods:
                 value = milliseconds(partial(self.explained, regime, code, (method,)))
-                yield method, PerImage({"ms": torch.tensor([value], dtype=torch.float64)}), None
+                yield method, PerImage({"ms": torch.tensor([value], dtype=torch.float64)})
 
         every = (*self.settings.every_method, *self.settings.heavy)
         yield self.group(["ms"], 1, score, f"speed of {len(every)} methods", every, [""])
@@ -377,13 +377,21 @@ class Probe:
             for regime in REGIMES:
                 mine = {"".join(unit.methods): unit for unit in units if unit.checkpoint == regime}
                 rows: dict[str, list[Score]] = defaultdict(list)
-                for method, scores, named in score(regime, tuple(mine)) if mine else ():
-                    about = self.settings.model, regime
-                    for key, name in (named or {key: key for key in scores}).items():
-                        values = scores[key].double().tolist(), scores.reasons(key)
+                for method, scores in score(regime, tuple(mine)) if mine else ():
+                    for name, values in scores.items():
+                        columns = ids or self.ids, values.double().tolist(), scores.reasons(name)
                         rows[method] += [
-                            Score(*about, image, CODE if image else None, CODE, method, name, value, reason)
-                            for image, value, reason in zip(ids or self.ids, *values, strict=False)
+                            Score(
+                                self.settings.model,
+                                regime,
+                                image,
+                                CODE if image else None,
+                                CODE,
+                                method,
+                                name,
+                                *of,
+                            )
+                            for image, *of in zip(*columns, strict=False)
                         ]
                 yield from ((unit, rows[method], {}) for method, unit in mine.items())
 
@@ -422,9 +430,7 @@ def scene_scores(maps: Maps, codes: np.ndarray, distractors: np.ndarray) -> PerI
         "scene_codes": together,
         "scene_distractors": masses(maps, others).sum(1) if others.shape[1] else torch.zeros_like(together),
         "scene_found": (marked >= MARKED).double().mean(1),
-        "scene_weakest": on_codes.amin(1)
-        * on_codes.shape[1]
-        / torch.where(together > 0, together, torch.nan),
+        "scene_weakest": on_codes.amin(1) * len(codes[0]) / torch.where(together > 0, together, torch.nan),
     }
     flat = constant(maps.values)
     off = Cause("nothing of the map lies on a code", (together == 0) & ~flat, ("scene_weakest",))
