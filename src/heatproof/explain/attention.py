@@ -36,7 +36,8 @@ def rollout(trace: Trace) -> Tensor:
     @torch.no_grad()
     def work(start: int, stop: int) -> Tensor:
         inputs = trace.model.ready(trace.images[start:stop])
-        with AttentionRecorder("rollout", trace.model) as recorder:
+        recorder = AttentionRecorder("rollout", trace.model)
+        with recorder:
             trace.model.forward(inputs)
         means = (at_least_float(weights).mean(1) for weights in recorder.of(inputs))
         return recorder.flow((mean / 2 for mean in means), 0.5, inputs)
@@ -55,7 +56,8 @@ def chefer(trace: Trace) -> Tensor:
     def work(start: int, stop: int) -> Tensor:
         with torch.inference_mode(False), torch.enable_grad():
             inputs = trace.model.ready(trace.images[start:stop]).detach().clone().requires_grad_()
-            with AttentionRecorder("chefer", trace.model) as recorder:
+            recorder = AttentionRecorder("chefer", trace.model)
+            with recorder:
                 logits = trace.model.forward(inputs)
             maps = recorder.of(inputs)
             score = trace.model.scores(logits, trace.targets[start:stop]).sum()
@@ -141,8 +143,7 @@ class AttentionRecorder(Rules):
             product = whole @ product if isinstance(product, Tensor) else whole
         layout = self.layout(product, inputs)
         row = product[:, 0] if layout.prefix else product.mean(1)
-        picture: Tensor = layout.picture(row[..., None])[:, 0]
-        return picture
+        return layout.picture(row[..., None])[:, 0]
 
     def _record(self, weights: Tensor) -> Tensor:
         if weights.ndim != 4 or weights.shape[-1] != weights.shape[-2]:

@@ -109,13 +109,11 @@ def cam(trace: Trace) -> Tensor:
     gradient, activations = trace.gradient, trace.activation
     slopes = gradient.flatten(2) * math.prod(gradient.shape[2:])
     for part in trace.model.module.modules():
-        table = getattr(part, "weight", None)
-        if (
-            not isinstance(part, nn.Linear | nn.Conv2d | nn.Conv3d)
-            or table.flatten(1).shape[1] != slopes.shape[1]
-        ):
+        if not isinstance(part, nn.Linear | nn.Conv2d | nn.Conv3d):
             continue
-        columns = at_least_float(table.detach()).flatten(1).T  # as if each channel were an image's logits
+        columns = at_least_float(part.weight.detach()).flatten(1).T  # read as logits of as many images
+        if len(columns) != slopes.shape[1]:
+            continue
         rows = [trace.model.scores(columns, target.expand(len(columns))) for target in trace.targets]
         weights = torch.stack(rows).to(slopes)
         if torch.allclose(slopes, weights[..., None].expand_as(slopes), rtol=1e-3, atol=1e-5):
