@@ -376,8 +376,8 @@ def test_model_edit_equals_networks_edited_by_hand(classes: int, images: Tensor)
             scores = [float(result[method][name][i]) for name in ("zeroed", "swapped")]
             assert scores == pytest.approx([zeroed, swapped], abs=2e-3, nan_ok=True)
     assert (result["gradient"]["zeroed"] > 0.01).all()
-    swapped = result["gradient"]["swapped"]  # |gradient| is the same for both classes of one logit
-    assert (swapped > 0.3).all() if classes > 1 else (swapped == 0).all()
+    followed = result["gradient"]["swapped"]  # |gradient| is the same for both classes of one logit
+    assert (followed > 0.3).all() if classes > 1 else (followed == 0).all()
     assert (result["eigencam"]["swapped"] == 0).all()  # it does not depend on the class
     for control in ("edges", "random"):
         assert all((values == 0).all() for values in result[control].values())

@@ -147,11 +147,12 @@ def test_a_size_that_drives_both_is_taken_out() -> None:
     own = np.stack([noise[0], noise[0] + 0.3 * noise[1], size], 1)
     assert partial_rho(own) > 0.9
     for count in (600, 5):
-        columns = {
-            ("zs", "m", name): dict(enumerate(own[:count, k])) for k, name in enumerate(("fmr", "drop"))
+        by_image = {
+            ("zs", "m", name): {str(i): float(value) for i, value in enumerate(own[:count, k])}
+            for k, name in enumerate(("fmr", "drop"))
         }
-        sizes = dict(enumerate(size.tolist()))
-        made = Results(QrSettings(), 0, Trained({}, {}), {"run": columns}, sizes=sizes)  # type: ignore[arg-type,dict-item]
+        sizes = {str(i): float(value) for i, value in enumerate(size)}
+        made = Results(QrSettings(), 0, Trained({}, {}), {"run": by_image}, sizes=sizes)
         value = made.rho_without_size("zs", "m", "fmr", "drop")
         if count < 9:
             assert math.isnan(value.value)
@@ -184,7 +185,7 @@ def results_of(leaks: dict[str, float], accuracy: float = 1.0) -> Results:
                 columns[name, method, metric] = {str(i): level + 1e-4 * i for i in range(12)}
             columns[name, method, "degenerate"] = dict.fromkeys(map(str, range(12)), 0.0)
     epoch = Epoch(1, "all", 0.1, 0.1, accuracy, 1.0, 0.0)
-    histories = {name: History([epoch]) for name in (*REGIMES, "depth-l3-l4", "depth-all")}
+    histories = {name: History((epoch,)) for name in (*REGIMES, "depth-l3-l4", "depth-all")}
     return Results(settings, 0, Trained(histories, dict.fromkeys(DEPTHS, 0.5)), {"run": columns})
 
 
@@ -201,6 +202,7 @@ def test_the_order_of_methods_on_two_networks(tmp_path: Path) -> None:
     assert {row[0] for row in both.rows} == {"a", "b", "paper, ResNet-50", "paper, ConvNeXt-B"}
     leaks = [row for row in order.rows if row[2] == "BL"]
     assert [row[3] for row in leaks] == [1.0] * 3 and {row[5] for row in order.rows} == {4}
+    assert [row[4] for row in leaks] == pytest.approx([2 / 24] * 3)  # two of the 24 orders of four methods
     assert {row[6] for row in leaks} == {row[7] for row in leaks} == {"gradcam"}
     _, order = compared("a", same, {"b": tmp_path / "other"})
     leaks = [row for row in order.rows if row[2] == "BL"]

@@ -103,7 +103,7 @@ def guidance(main: Tables, method: str) -> dict[str, Any]:
     return {"order": order, "leaky": leaky, "depths": sorted(deep, key=_rank), "cells": cells}
 
 
-def _rank(scored: tuple[float, Any]) -> float:
+def _rank(scored: Sequence[Any]) -> float:
     """Key that sorts the highest score first and undefined ones last."""
     return math.inf if math.isnan(scored[0]) else -scored[0]
 

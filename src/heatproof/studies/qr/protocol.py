@@ -156,7 +156,7 @@ def recorded(settings: QrSettings) -> dict[str, Any]:
 def read_settings(folder: Path) -> dict[str, Any]:
     """Settings of a started study; those that it did not record have their defaults."""
     try:
-        return recorded(QrSettings()) | json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        return recorded(QrSettings()) | dict(json.loads((folder / SETTINGS).read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         path = folder / SETTINGS
         raise StoreError(f"cannot read {path} ({error}); restore it, or choose another folder") from error

@@ -19,7 +19,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import combinations, product
+from itertools import combinations, permutations, product
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ RUNS = ("run", "depth", "ablation", "subset", "measured")  # all codes before so
 
 BACKBONES = {"resnet50": "ResNet-50", "convnext_base": "ConvNeXt-B"}
 OURS = "ours"
+EXACT = 8  # methods up to which p of a rank correlation is counted over all orders
 SCORES = {"BL": -1, "FMR": 1, "TMR": 1, "DtS": -1}  # 1: more is better
 LAYER_WISE = ("hirescam", "ms-gradcam++", "fullgrad")  # beside those of the paper
 
@@ -277,8 +278,9 @@ def axes_of(entry: Explainer) -> tuple[str, ...]:
     """
     if of_paper := TABLES.content["axes"]["paper"].get(entry.name):
         return tuple(of_paper)
-    slopes = bool(entry.needs & {"gradients", "input_gradient", "scales"})
-    shared = bool(entry.needs & {"gradients", "activations", "scales"})
+    needs = set(entry.needs)
+    slopes = bool(needs & {"gradients", "input_gradient", "scales"})
+    shared = bool(needs & {"gradients", "activations", "scales"})
     pooled = "layer-wise" if entry.name in LAYER_WISE else "global pooling"
     importance, cost = "gradient" if slopes else "perturbation", "light" if shared and slopes else "heavy"
     return importance, pooled if shared or pooled == "layer-wise" else "at the input", cost
@@ -328,14 +330,24 @@ def compared(model: str, table: Table, others: Mapping[str, Path]) -> list[Table
             defined = [m for m in x if m in y and not math.isnan(number(x[m]) + number(y[m]))]
             methods = [method for method in defined if not is_floor(method)]
             values = [[number(of[method]) for method in methods] for of in (x, y)]
-            best = [
-                max(zip(of, methods, strict=True), key=lambda p: (better * p[0], p[1]))[1] for of in values
-            ]
-            rho, p, n, _ = rank_correlation(*values)
+            best = [methods[int(np.argmax(better * np.array(of)))] if of else "" for of in values]
+            rho, p, n, _ = rank_correlation(values[0], values[1])
+            p = exact_p(values[0], values[1]) if 3 <= n <= EXACT and not math.isnan(rho) else p
             orders.append((f"{first}, {second}", regime, column, rho, p, n, *best))
     if not orders:
         return []
     return [TABLES.fill("backbones", rows, published), TABLES.fill("order", orders)]
+
+
+def exact_p(x: Sequence[float], y: Sequence[float]) -> float:
+    """Two-sided p of Spearman's rho: share of all orders of y that correlate at least as much.
+
+    >>> exact_p([1, 2, 3], [2, 4, 6])
+    0.3333333333333333
+    """
+    a, b = (rankdata(values) - (len(x) + 1) / 2 for values in (x, y))
+    products = np.abs(b[np.array(list(permutations(range(len(b)))))] @ a)
+    return float((products >= abs(b @ a) - 1e-9).mean())
 
 
 def over_seeds(seeds: Sequence[Table]) -> Table:
