@@ -53,18 +53,26 @@ METRICS = [
 ]  # fmt: skip
 MORE = [
     "gradient-x-input", "occlusion(window=12, stride=12)", "gradient-shap(samples=4)", "reciprocam",
-    "kernel-shap(samples=40, segment_count=20)",
+    "kernel-shap(samples=40, segment_count=20)", "smooth-gradcam++(samples=3)",
 ]  # fmt: skip
 ONLY = {  # for one kind of network
     "cnn": ["guided-backprop", "deeplift", "lrp", "fullgrad"],
-    "vit": ["rollout", "legrad", "attnlrp"],
+    "vit": ["rollout", "chefer", "legrad", "attnlrp"],
 }
 MOSAICS = ["grid_pointing(mosaics=2)", "disconnected_grid(mosaics=1)"]  # the networks are sure, seldom right
 STUDIES: dict[str, dict[str, Any]] = {  # COSE compares checkpoints, and wants maps of the predicted class
     "label": {"metrics": METRICS, "checkpoints": [1]},
     "predicted": {"metrics": ["cose", "cscore", *MOSAICS], "checkpoints": [1, 2]},
     "more": {
-        "metrics": ["localise", "dispersion", "centre_bias", "dom", "adversarial_fragility(steps=2)"],
+        "metrics": [
+            "localise",
+            "dispersion",
+            "centre_bias",
+            "dom",
+            "adversarial_fragility(steps=2)",
+            "structure_parts(region='box')",
+            "model_edit",
+        ],  # fmt: skip
         "checkpoints": [1, 2],
         "methods": MORE,
         "targets": "label",

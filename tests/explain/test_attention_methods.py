@@ -1,4 +1,4 @@
-"""Rollout, LeGrad and AttnLRP on timm, torchvision and Hugging Face, against slow twins and LXT.
+"""Rollout, Chefer's relevance, LeGrad and AttnLRP on timm, torchvision and Hugging Face, against slow twins and LXT.
 
 LXT (the AttnLRP authors' package) asks for packages that are larger than this project, so it is no
 development dependency: `pip install --no-deps lxt` beside zennit, and its test runs.
@@ -26,7 +26,7 @@ from heatproof.errors import ModelError
 from heatproof.explain.api import explain
 from heatproof.explain.rules import attend
 
-METHODS = ("rollout", "legrad", "attnlrp")
+METHODS = ("rollout", "chefer", "legrad", "attnlrp")
 BLOCKS, HEADS, SIDE = 3, 2, 4
 
 
@@ -78,8 +78,8 @@ NETWORKS = {
 class Twin:
     """A pre-norm ViT of timm, step by step, from its weights: attention and tokens of every block."""
 
-    def __init__(self, module: Any, images: Tensor) -> None:
-        self.module = module
+    def __init__(self, module: Any, images: Tensor, connected: bool = False) -> None:
+        self.module, self.connected = module, connected  # connected: blocks share one graph
         self.weights: list[Tensor] = []
         self.tokens: list[Tensor] = []
         tokens = module.patch_embed(images)
@@ -97,13 +97,13 @@ class Twin:
         for head in range(HEADS):
             scores = q[:, head] @ k[:, head].transpose(1, 2) / math.sqrt(width // HEADS)
             weights[:, head] = scores.exp() / scores.exp().sum(-1, keepdim=True)
-        weights = weights.detach().requires_grad_()
+        weights = weights if self.connected else weights.detach().requires_grad_()
         mixed = torch.cat([weights[:, head] @ v[:, head] for head in range(HEADS)], -1)
         tokens = tokens + block.attn.proj(mixed)
         tokens = tokens + block.mlp(block.norm2(tokens))
         self.weights.append(weights)
         self.tokens.append(tokens)
-        return tokens.detach()
+        return tokens if self.connected else tokens.detach()
 
     def logits(self, tokens: Tensor) -> Tensor:
         normed = self.module.norm(tokens)
@@ -122,6 +122,26 @@ def test_rollout_is_the_product_written_out(network: str) -> None:
     expected = flow.mean(1) if network == "pooled" else flow[:, 0, 1:]
     result = explain(module, images, "rollout")["rollout"].values
     torch.testing.assert_close(result, expected.view(2, SIDE, SIDE).float(), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("network", ["timm", "unfused", "pooled"])
+def test_chefers_relevance_is_the_authors_update_written_out(network: str) -> None:
+    """R = I; for every block R += (mean over heads of the positive part of A * dA) R, token by token."""
+    module, images, targets = NETWORKS[network](), pictures(), torch.tensor([1, 4])
+    twin = Twin(module, images, connected=True)
+    score = twin.logits(twin.tokens[-1])[torch.arange(2), targets].sum()
+    gradients = torch.autograd.grad(score, twin.weights)
+    for i in range(2):
+        length = twin.weights[0].shape[-1]
+        relevance = torch.eye(length, dtype=torch.float64)
+        for weights, gradient in zip(twin.weights, gradients, strict=True):
+            update = torch.zeros(length, length, dtype=torch.float64)
+            for head in range(HEADS):
+                update += (weights[i, head].detach() * gradient[i, head]).clamp(min=0) / HEADS
+            relevance = relevance + update @ relevance
+        expected = relevance.mean(0) if network == "pooled" else relevance[0, 1:]
+        result = explain(module, images[i : i + 1], "chefer", [int(targets[i])])["chefer"].values[0]
+        torch.testing.assert_close(result, expected.view(SIDE, SIDE).float(), rtol=1e-5, atol=1e-9)
 
 
 @pytest.mark.parametrize("network", ["timm", "unfused", "pooled"])

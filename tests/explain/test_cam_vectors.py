@@ -7,8 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from heatproof.errors import ModelError
+from heatproof.explain.api import explain
 from heatproof.explain.cams import (
     eigencam,
     eigengradcam,
@@ -186,3 +189,84 @@ def test_multi_scale_maps_equal_a_slow_mean(scaled: bool) -> None:
             slow[i] += (rows[:, low] * (1 - part) + rows[:, high] * part) / 3
     close(ours, slow[0], atol=1e-5)
     assert not np.allclose(slow[0], ms_gradcam_plus_plus(trace, scaled=not scaled)[0].numpy(), atol=1e-2)
+
+
+def pooled_network(classes: int) -> nn.Sequential:
+    """A CNN that ends with global average pooling and one linear layer."""
+    torch.manual_seed(3)
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 6, 3, padding=1), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, classes),
+    ).eval()  # fmt: skip
+
+
+@pytest.mark.parametrize("classes", [1, 4])
+def test_cam_is_the_classifier_at_every_position(classes: int) -> None:
+    """The sum over positions is the logit without its bias times their number."""
+    network, images, targets = pooled_network(classes), torch.randn(2, 3, 8, 8), [0, 1]
+    maps = explain(network, images, ["cam", "gradcam"], targets)
+    features = network[:4](images).detach()
+    for i, target in enumerate(targets):
+        weights = (
+            network[6].weight.detach()[target]
+            if classes > 1
+            else (2 * target - 1) * network[6].weight[0].detach()
+        )
+        expected = sum(weights[k] * features[i, k] for k in range(6))
+        torch.testing.assert_close(maps["cam"].values[i], expected)
+    torch.testing.assert_close(maps["cam"].values.relu(), maps["gradcam"].values * 64, rtol=1e-4, atol=1e-5)
+
+
+def test_cam_refuses_another_head_in_one_sentence() -> None:
+    deep = nn.Sequential(*pooled_network(6), nn.ReLU(), nn.Linear(6, 3)).eval()
+    with pytest.raises(
+        ModelError, match=r"needs global average pooling and one linear layer.*; use gradcam instead"
+    ):
+        explain(deep, torch.randn(1, 3, 8, 8), "cam")
+
+
+def test_smooth_gradcam_plus_plus_averages_the_powers_of_noisy_gradients() -> None:
+    network, images = pooled_network(3).double(), torch.randn(2, 3, 8, 8).double()
+    network = nn.Sequential(*network[:4], nn.Flatten(), nn.Linear(384, 3)).double().eval()
+    result = explain(network, images, "smooth-gradcam++(samples=4, noise=0.2)", [2, 0], seed=5)
+    for i, target in enumerate((2, 0)):
+        image = images[i]
+        deviation = 0.2 * (image.max() - image.min())
+        powers = torch.zeros(3, 6, 8, 8, dtype=torch.float64)
+        for sample in range(4):
+            noise = np.random.default_rng((5, sample)).standard_normal(image.shape, dtype=np.float32)
+            features = (
+                network[:4]((image + deviation * torch.from_numpy(noise))[None]).detach().requires_grad_()
+            )
+            (slope,) = torch.autograd.grad(network[4:](features)[0, target], features)
+            for p in range(3):
+                powers[p] += slope[0] ** (p + 1) / 4
+        features = network[:4](image[None])[0].detach()
+        expected = torch.zeros(8, 8, dtype=torch.float64)
+        for k in range(6):
+            first, second, third = powers[:, k]
+            below = 2 * second + features[k].sum() * third
+            alpha = torch.where(below == 0, 0.0, second / torch.where(below == 0, 1.0, below))
+            expected += (alpha * first.clamp(min=0)).sum() * features[k]
+        got = result["smooth-gradcam++(samples=4, noise=0.2)"].values[i]
+        torch.testing.assert_close(got, expected.clamp(min=0).float(), rtol=1e-4, atol=1e-6)
+
+
+@torch.no_grad()
+def test_integrated_scorecam_averages_over_growing_masks() -> None:
+    network, images = pooled_network(3), torch.randn(2, 3, 8, 8)
+    call = "scorecam(channels=6, integrate=4)"
+    result = explain(network, images, [call, "scorecam(channels=6)"], [1, 2])
+    features = network[:4](images).detach()
+    for i, target in enumerate((1, 2)):
+        blank = network(torch.zeros(1, 3, 8, 8)).softmax(1)[0, target]
+        expected = torch.zeros(8, 8)
+        for k in range(6):
+            mask = features[i, k]
+            mask = (mask - mask.min()) / (mask.max() - mask.min())
+            gains = [
+                network(images[i : i + 1] * mask * n / 4).softmax(1)[0, target] - blank for n in (1, 2, 3, 4)
+            ]
+            expected += float(sum(gains) / 4) * features[i, k]
+        torch.testing.assert_close(result[call].values[i], expected.relu(), rtol=1e-4, atol=1e-6)
+    assert not torch.allclose(result[call].values, result["scorecam(channels=6)"].values)

@@ -168,11 +168,10 @@ def test_some_of_a_set_keep_what_belongs_to_them(pictures: qr.QRSet) -> None:
 
 def test_photographs_are_behind_about_half_of_the_pictures(tmp_path: Path) -> None:
     green = np.zeros((50, 80, 3), np.uint8) + np.array([1, 254, 3], np.uint8)
-    given = qr.make_qr(20, 20, 64, seed=0, photos=[green])
+    Image.fromarray(green).save(tmp_path / "green.png")
+    given = qr.make_qr(20, 20, 64, seed=0, photos=tmp_path)
     corner = (given.pictures[:, 0, 0] == [1, 254, 3]).all(-1)
     assert 8 < corner.sum() < 32
-    Image.fromarray(green).save(tmp_path / "green.png")
-    assert np.array_equal(qr.make_qr(20, 20, 64, seed=0, photos=tmp_path).pictures, given.pictures)
 
 
 def test_backgrounds_stay_in_range_and_differ() -> None:
@@ -208,7 +207,6 @@ def test_what_cannot_be_made_raises_a_clear_error(tmp_path: Path) -> None:
         (lambda: qr.make_qr(1, 1, seed=-1), "from 0 on"),
         (lambda: qr.make_qr(1, 1, photos=tmp_path), "no image in"),
         (lambda: qr.make_qr(1, 1, photos=tmp_path / "nowhere"), "there is no folder"),
-        (lambda: qr.make_qr(1, 1, photos=[np.zeros((4, 4))]), "photo 0 is float64"),
         (
             lambda: encode_qr("A" * 26, 1, "L"),
             "26 characters do not fit into version 1 of the QR code, which holds 25",

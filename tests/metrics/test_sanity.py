@@ -23,6 +23,7 @@ from heatproof.metrics.sanity import (
     _shifted_copy,
     fragility,
     input_shift,
+    model_edit,
     parameter_randomisation,
     randomisation,
 )
@@ -323,3 +324,79 @@ def test_margins_that_are_not_defined_say_why() -> None:
         above_floors({"gradcam": [0.1]})
     with pytest.raises(InputError, match="they must match"):
         above_floors({"gradcam": [0.1], "random": [0.1, 0.2]})
+
+
+def edited_by_hand(
+    cnn: nn.Sequential, image: Tensor, own: int, rival: int, method: str
+) -> tuple[float, float]:
+    """Both scores of one image, from networks whose weights are edited one number at a time."""
+
+    def map_of(network: nn.Module, target: int) -> np.ndarray:
+        maps = hp.explain(network, image, method, [target])[method]
+        return maps.upsample()[0].double().numpy().ravel()
+
+    features = cnn[:9](image).detach().requires_grad_()
+    rows = cnn[11].weight.shape[0]
+    logits = cnn[9:](features)
+    score = logits[0, own] if rows > 1 else (2 * own - 1) * logits[0, 0]
+    (slopes,) = torch.autograd.grad(score, features)
+    shares = [float((slopes[0, k] * features[0, k].detach()).sum()) for k in range(features.shape[1])]
+    after = {}
+    for edit, k in (("strong", int(np.argmax(shares))), ("weak", int(np.argmin(np.abs(shares))))):
+        network = copy.deepcopy(cnn)
+        with torch.no_grad():
+            network[7].weight[k], network[7].bias[k] = 0.0, 0.0  # the ReLU behind it is the layer
+        after[edit] = map_of(network, own)
+    network = copy.deepcopy(cnn)
+    with torch.no_grad():
+        for name in ("weight", "bias"):
+            table, old = getattr(network[11], name), getattr(cnn[11], name)
+            if rows == 1:
+                table[0] = -old[0]
+            else:
+                table[own], table[rival] = old[rival], old[own]
+    swapped, mine, theirs = map_of(network, own), map_of(cnn, own), map_of(cnn, rival)
+    zeroed = spearmanr(mine, after["weak"])[0] - spearmanr(mine, after["strong"])[0]
+    return zeroed, spearmanr(theirs, swapped)[0] - spearmanr(mine, swapped)[0]
+
+
+@pytest.mark.parametrize("classes", [1, 5])
+def test_model_edit_equals_networks_edited_by_hand(classes: int, images: Tensor) -> None:
+    cnn = small_cnn(classes).eval()
+    methods = ["gradcam++", "gradient", "eigencam", "edges", "random"]
+    before = [p.clone() for p in cnn.parameters()]
+    result = model_edit(methods, model=cnn, images=images)
+    assert all(torch.equal(a, b) for a, b in zip(before, cnn.parameters(), strict=True))
+    with torch.no_grad():
+        logits = cnn(images) if classes > 1 else torch.cat([-cnn(images), cnn(images)], 1)
+    best = logits.topk(2, dim=1).indices.tolist()
+    for method in methods[:3]:
+        for i, (own, rival) in enumerate(best):
+            zeroed, swapped = edited_by_hand(cnn, images[i : i + 1], own, rival, method)
+            scores = [float(result[method][name][i]) for name in ("zeroed", "swapped")]
+            assert scores == pytest.approx([zeroed, swapped], abs=2e-3, nan_ok=True)
+    assert (result["gradient"]["zeroed"] > 0.01).all()
+    followed = result["gradient"]["swapped"]  # |gradient| is the same for both classes of one logit
+    assert (followed > 0.3).all() if classes > 1 else (followed == 0).all()
+    assert (result["eigencam"]["swapped"] == 0).all()  # it does not depend on the class
+    for control in ("edges", "random"):
+        assert all((values == 0).all() for values in result[control].values())
+    alone = model_edit(["gradient"], model=cnn, images=images[1:2])["gradient"]
+    assert all(torch.allclose(alone[k], result["gradient"][k][1:2], atol=1e-4) for k in alone)
+
+
+def test_model_edit_is_undefined_where_no_row_belongs_to_a_class(images: Tensor) -> None:
+    class Reversed(nn.Module):
+        """The last layer with weights has other classes than the output."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = small_cnn(8)
+
+        def forward(self, images: Tensor) -> Tensor:
+            eight: Tensor = self.network(images)
+            return eight[:, :4] - eight[:, 4:] ** 2
+
+    scores = model_edit("gradient", model=Reversed().eval(), images=images)["gradient"]
+    assert scores["swapped"].isnan().all() and not scores["zeroed"].isnan().any()
+    assert "exchange the classes' logits" in scores.reasons("swapped")[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from PIL import Image
 from scipy.ndimage import distance_transform_edt
 
 from heatproof.errors import InputError
@@ -22,6 +25,7 @@ from heatproof.metrics.on_parts import (
     structure_parts,
     structure_score,
 )
+from heatproof.run.engine import run_study
 from heatproof.types import Maps
 
 NAMES = {"FMR": "fmr", "TMR": "tmr", "BL": "bl", "AF": "auc_f", "AT": "auc_t", "AB": "auc_bg", "DtS": "dts"}
@@ -236,3 +240,76 @@ def test_bad_input_raises_a_clear_error(change: dict[str, Any], sentence: str) -
 def test_no_parts_is_refused() -> None:
     with pytest.raises(InputError, match="parts is empty"):
         structure_parts(torch.rand(1, 4, 4), {})
+
+
+def test_epsilon_is_added_to_the_range_of_the_raw_map() -> None:
+    """Equations 3 to 5 in float64, for maps whose range is near epsilon."""
+    finder, timing, box = (np.asarray(mask, dtype=np.float64) for mask in code())
+    values = np.random.default_rng(0).random((21, 21))
+    for scale in (1.0, 1e-5, 1e-7, 1e-9):
+        raw = values * scale
+        tilde = (raw - raw.min()) / (raw.max() - raw.min() + 1e-6)
+        total = tilde.sum() + 1e-6
+        scores = structure(torch.tensor(raw[None]).float(), *code())
+        for name, mask in (("fmr", finder), ("tmr", timing), ("bl", 1 - box)):
+            assert float(scores[name]) == pytest.approx((tilde * mask).sum() / total, rel=1e-4)
+    vanishing = structure(torch.tensor(values[None] * 1e-16).float(), *code())
+    assert vanishing["fmr"].isnan().all() and "constant" in vanishing.reasons("fmr")[0]
+
+
+def test_an_image_without_a_part_has_no_mass_on_it() -> None:
+    masks = torch.zeros(2, 6, 6)
+    masks[0, :3] = 1
+    scores = structure_parts(torch.rand(2, 6, 6), {"lung": masks, "heart": torch.eye(6)})
+    assert scores["mass_lung"].isnan().tolist() == scores["coverage_lung"].isnan().tolist() == [False, True]
+    assert scores.reasons("mass_lung") == ["", "the image has no lung"]
+    assert not scores["mass_heart"].isnan().any()
+
+
+def test_parts_of_documents_from_a_csv_in_a_run(tmp_path: Path) -> None:
+    """Masks per part, with the page as the region; one page has no stamp."""
+    lines = ["path,label,mask_page,mask_title,mask_stamp"]
+    for i in range(3):
+        pixels, masks = np.full((32, 32, 3), 90, np.uint8), np.zeros((3, 32, 32), np.uint8)
+        masks[0, 4:28, 6:26], masks[1, 6:9, 8:24], masks[2, 18:25, 15:23] = 255, 255, 255
+        pixels[masks[0] > 0] = 240
+        pixels[masks[1] > 0] = np.random.default_rng(i).integers(0, 255, (int((masks[1] > 0).sum()), 3))
+        names = [f"{i}-{part}.png" for part in ("page", "title", "stamp")]
+        for name, mask in zip(names, masks, strict=True):
+            Image.fromarray(mask).save(tmp_path / name)
+        Image.fromarray(pixels).save(tmp_path / f"{i}.png")
+        lines.append(f"{i}.png,letter,{names[0]},{names[1]},{names[2] if i else ''}")
+    (tmp_path / "parts.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "net.py").write_text(
+        "from heatproof.train import small_net\ndef make(): return small_net(2, size=32, width=4)\n"
+    )
+    study = """
+methods = ["gradcam++", "edges"]
+metrics = ["structure_parts(region='page')"]
+run = {device = "cpu", targets = "predicted"}
+model = {spec = "net.py:make"}
+images = {kind = "csv", path = "parts.csv"}
+preprocess = {size = [32, 32], resize = 32}
+"""
+    (tmp_path / "study.toml").write_text(study)
+    folder = run_study(tmp_path / "study.toml", tmp_path / "run").folder
+    rows = folder.scores().sql("from scores where metric like 'structure_parts%'")
+    by_key = {(row["image"], row["method"], row["metric"]): row for row in rows}
+    name = "structure_parts_{}(region='page')"
+    missing = by_key["0.png", "edges", name.format("mass_stamp")]
+    assert math.isnan(missing["value"]) and missing["reason"] == "the image has no stamp"
+    (checkpoint,) = {row["checkpoint"] for row in rows}
+    truth = {
+        part: np.asarray(Image.open(tmp_path / f"1-{part}.png")) > 0 for part in ("title", "stamp", "page")
+    }
+    for method in ("gradcam++", "edges"):
+        maps = folder.maps().read(checkpoint, method, ["1.png"])
+        region = truth["page"]
+        expected = structure_parts(maps, {part: truth[part] for part in ("title", "stamp")}, region)
+        for part, value in expected.items():
+            assert by_key["1.png", method, name.format(part)]["value"] == pytest.approx(
+                float(value), abs=1e-6
+            )
+    (tmp_path / "study.toml").write_text(study.replace("'page'", "'pag'"))
+    with pytest.raises(InputError, match="there is no mask 'pag'; did you mean 'page'"):
+        run_study(tmp_path / "study.toml", tmp_path / "other")

@@ -47,7 +47,8 @@ def test_every_method_and_every_metric_of_a_run_is_in_it() -> None:
         for s in reference.STUDIES
         for text in reference.methods_of(s, network)
     }
-    assert {parse_call(text)[0] for text in run} == methods
+    # cam needs global average pooling, which the reference networks do not have.
+    assert {parse_call(text)[0] for text in run} == methods - {"cam"}
     in_a_run = {name for name in metrics.names() if _ours(metrics.get(name)) and _runs(name)}
     measured = [text for study in reference.STUDIES.values() for text in set(study["metrics"])]
     # Evidence is about the network and needs correct answers, which reference networks do not give.

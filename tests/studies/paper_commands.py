@@ -22,6 +22,20 @@ def codes(_: Path) -> list[str]:
     return ["study", "qr", *QR.split(), "--out", "out"]
 
 
+def codes_beside(run: Callable[[list[str], Path], object]) -> Callable[[Path], list[str]]:
+    """A second network beside a first study."""
+
+    def arguments(folder: Path) -> list[str]:
+        small = [
+            *QR.replace("--methods eigengradcam", "--methods gradcam++,layercam,edges").split(),
+            "--no-figures",
+        ]
+        run(["study", "qr", *small, "--out", "RUN"], folder)
+        return ["study", "qr", *small, "--width", "3", "--beside", "RUN", "--out", "out"]
+
+    return arguments
+
+
 def _pictures(folder: Path, *more: str) -> list[str]:
     make_study(folder, images=6)
     return ["study", "cose", *COSE.split(), "--out", "out", *more]

@@ -183,6 +183,7 @@ PAPERS_OWN = "heatproof study cscore keras:DenseNet201 keras:InceptionV3 keras:R
 CT = "--model monai:DenseNet121 --window 40,400"
 LISTS = "--tau adaptive --weights calibrated --anchor last --gradients"
 ANY_METHOD = "--model timm:vit_tiny_patch16_224 --methods gradcam,integrated-gradients,lime"
+CONVNEXT = "heatproof study qr --full --model torchvision:convnext_base"
 COSE = "heatproof study cose --model MODEL --checkpoints 'epochs/*.pt' --images PHOTOS"
 OTHER = "heatproof study cose --model OTHER --checkpoints 'other/*.pt' --images PHOTOS --beside RUN"
 LOCALISE = "heatproof study localise --model timm:resnet18.a1_in1k --checkpoint WEIGHTS --images IMAGENET"
@@ -196,6 +197,9 @@ SMALLEST: dict[str, Callable[[Path], list[str]]] = {
     f"heatproof study cscore --images XRAYS {ANY_METHOD}": other_methods,
     "heatproof study cscore --images XRAYS --transforms": under_transforms,
     "heatproof study qr --full --device cuda": others.codes,
+    f"{CONVNEXT} --beside RUN --device cuda": others.codes_beside(
+        lambda arguments, folder: heatproof(arguments, folder)
+    ),
     f"{COSE} --paper": others.one_network,
     f"{COSE} --similarity pearson": others.by_pearson,
     OTHER: others.beside(lambda arguments, folder: heatproof(arguments, folder)),

@@ -16,7 +16,7 @@ from heatproof.errors import HeatproofError, LayerError
 from heatproof.models import Model, as_model
 from heatproof.models.capture import tap
 from heatproof.train import Data, LeakMin, ablation_grid, fit, regime_recipe, small_net
-from heatproof.train.protocols import cam_layer, soft_gradcam, unit_mass
+from heatproof.train.protocols import SURROGATES, cam_layer, soft_cam, unit_mass
 from heatproof.train.recipe import TrainedBatch
 
 pytestmark = pytest.mark.trains
@@ -120,15 +120,16 @@ def test_the_gradient_is_the_slope_of_finite_differences() -> None:
         assert abs(slope) > 1e-6
 
 
-def test_it_is_the_gradcam_that_explain_gives() -> None:
+@pytest.mark.parametrize("surrogate", SURROGATES)
+def test_it_is_the_map_that_explain_gives(surrogate: str) -> None:
     model, data = tiny(SEED), bright_or_dark(6)
     images = model.preprocess.normalise(data.images.float() / 255)
     with tap(model.module, ["layer4"]) as taken:
         logits = model.forward(model.ready(images))
     positive = data.labels == 1
     step = TrainedBatch(model, images, data.labels, data.masks, logits, taken)
-    ours = soft_gradcam(step, taken["layer4"], positive)
-    maps = explain(model, images[positive], "gradcam", targets=1)["gradcam"]
+    ours = soft_cam(step, taken["layer4"], positive, surrogate)
+    maps = explain(model, images[positive], surrogate, targets=1)[surrogate]
     theirs = F.interpolate(maps.values[:, None], images.shape[2:], mode="bilinear")[:, 0]
     torch.testing.assert_close(ours, theirs)
     assert ours.requires_grad and theirs.sum() > 0

@@ -1,4 +1,4 @@
-"""Maps from a transformer's attention: rollout and LeGrad.
+"""Maps from a transformer's attention: rollout, Chefer's relevance and LeGrad.
 
 A is the attention of a block, "b heads n n": a row for each query token, a column for each key token. It is
 taken where the network computes it, also inside fused attention, in timm, torchvision and Hugging Face alike.
@@ -7,7 +7,7 @@ The tokens of a map are those of the image; a class token and registers are left
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -36,18 +36,37 @@ def rollout(trace: Trace) -> Tensor:
     @torch.no_grad()
     def work(start: int, stop: int) -> Tensor:
         inputs = trace.model.ready(trace.images[start:stop])
-        with AttentionRecorder("rollout", trace.model) as recorder:
+        recorder = AttentionRecorder("rollout", trace.model)
+        with recorder:
             trace.model.forward(inputs)
-        flow = None
-        for weights in recorder.of(inputs):
-            mean = at_least_float(weights).mean(1)
-            step = (mean + torch.eye(mean.shape[-1], device=mean.device)) / 2
-            flow = step if flow is None else step @ flow
-        assert flow is not None
-        layout = recorder.layout(flow, inputs)
-        row = flow[:, 0] if layout.prefix else flow.mean(1)
-        picture: Tensor = layout.picture(row[..., None])[:, 0]
-        return picture
+        means = (at_least_float(weights).mean(1) for weights in recorder.of(inputs))
+        return recorder.flow((mean / 2 for mean in means), 0.5, inputs)
+
+    return in_batches(trace, len(trace.images), work)
+
+
+@method("chefer")
+def chefer(trace: Trace) -> Tensor:
+    """Attention times its gradient, multiplied through all blocks to the class token.
+
+    The class token's row of prod_l (I + mean over heads of ReLU(A_l * d y / d A_l)), the rule for
+    self-attention of the authors' generic method (equations 5 and 6); the mean row without such a token.
+    """
+
+    def work(start: int, stop: int) -> Tensor:
+        with torch.inference_mode(False), torch.enable_grad():
+            inputs = trace.model.ready(trace.images[start:stop]).detach().clone().requires_grad_()
+            recorder = AttentionRecorder("chefer", trace.model)
+            with recorder:
+                logits = trace.model.forward(inputs)
+            maps = recorder.of(inputs)
+            score = trace.model.scores(logits, trace.targets[start:stop]).sum()
+            gradients = torch.autograd.grad(score, maps)
+        products = (
+            (at_least_float(a) * at_least_float(g)).detach() for a, g in zip(maps, gradients, strict=True)
+        )
+        steps = (product.clamp(min=0).mean(1) for product in products)
+        return recorder.flow(steps, 1.0, inputs)
 
     return in_batches(trace, len(trace.images), work)
 
@@ -115,6 +134,16 @@ class AttentionRecorder(Rules):
                 "positions of the image; use attnlrp instead"
             )
         return layout
+
+    def flow(self, steps: Iterable[Tensor], residual: float, inputs: Tensor) -> Tensor:
+        """Maps "b h w": the class token's row (else the mean row) of prod_l (step_l + residual I)."""
+        product: Any = 1.0
+        for step in steps:
+            whole = step + residual * torch.eye(step.shape[-1], device=step.device, dtype=step.dtype)
+            product = whole @ product if isinstance(product, Tensor) else whole
+        layout = self.layout(product, inputs)
+        row = product[:, 0] if layout.prefix else product.mean(1)
+        return layout.picture(row[..., None])[:, 0]
 
     def _record(self, weights: Tensor) -> Tensor:
         if weights.ndim != 4 or weights.shape[-1] != weights.shape[-2]:

@@ -6,15 +6,17 @@ together. AblationCAM and ReciproCAM rerun only the part of the network behind t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from heatproof.errors import ModelError
 from heatproof.explain import method
 from heatproof.explain.baselines import in_batches, variant_scores
 from heatproof.models.capture import Tail
-from heatproof.models.running import computing
+from heatproof.models.running import at_least_float, computing
 from heatproof.types import Trace, extremes, normalise, per_map, spatial_dims, upsample
 
 ROUNDS, SQUARINGS = 10, 2  # the matrix to the power 2**20: a second eigenvalue 1e-5 below the first is gone
@@ -95,6 +97,31 @@ def hirescam(trace: Trace) -> Tensor:
     ReLU(sum_k g_k * A_k).
     """
     return trace.product.sum(1).relu()
+
+
+@method("cam")
+def cam(trace: Trace) -> Tensor:
+    """The class's weights applied to the feature maps, where pooling and one linear layer follow them.
+
+    sum_k w_k A_k, w_k the weight of channel k for the class. The head qualifies if the gradient of the logit
+    is w_k / (number of positions) at every position, for the weights of one of the network's layers.
+    """
+    gradient, activations = trace.gradient, trace.activation
+    slopes = gradient.flatten(2) * math.prod(gradient.shape[2:])
+    for part in trace.model.module.modules():
+        if not isinstance(part, nn.Linear | nn.Conv2d | nn.Conv3d):
+            continue
+        columns = at_least_float(part.weight.detach()).flatten(1).T  # read as logits of as many images
+        if len(columns) != slopes.shape[1]:
+            continue
+        rows = [trace.model.scores(columns, target.expand(len(columns))) for target in trace.targets]
+        weights = torch.stack(rows).to(slopes)
+        if torch.allclose(slopes, weights[..., None].expand_as(slopes), rtol=1e-3, atol=1e-5):
+            return torch.einsum("bc,bc...->b...", weights, activations)
+    raise ModelError(
+        f"cam needs global average pooling and one linear layer behind {trace.layer}, and {trace.model.name} "
+        "has another head; use gradcam instead"
+    )
 
 
 @method("ms-gradcam++")
@@ -192,13 +219,14 @@ def flip_to_larger_side(values: Tensor) -> Tensor:
 
 
 @method("scorecam")
-def scorecam(trace: Trace, *, channels: int | str = 32, weights: str = "gain") -> Tensor:
+def scorecam(trace: Trace, *, channels: int | str = 32, weights: str = "gain", integrate: int = 1) -> Tensor:
     """Channels weighted by the probability gained when the image is masked with them.
 
     ReLU(sum_k w_k A_k), w_k = p(c | x * M_k) - p(c | blank), M_k the channel scaled to [0, 1] at image size.
     channels: how many, those of highest spatial variance, ties to the lower index; "all" for every one.
     weights: "gain" as above, or "softmax": softmax over channels of the masked image's logits, as the
     grad-cam package does.
+    integrate: the mean score over this many even steps from 0 to the mask (IS-CAM, naidu2020iscam: 10).
     """
     activations = trace.activation
     available = activations.shape[1]
@@ -208,14 +236,14 @@ def scorecam(trace: Trace, *, channels: int | str = 32, weights: str = "gain") -
     rows = torch.arange(len(activations), device=activations.device)
     selected = activations[rows[:, None], chosen]
 
-    def masked(which: Tensor, channel: Tensor) -> Tensor:
-        masks = upsample(selected[which, channel], trace.image_size)
+    def masked(which: Tensor, variant: Tensor) -> Tensor:
+        masks = upsample(selected[which, variant // integrate], trace.image_size)
         low, high = extremes(masks, spatial_dims(masks))  # negatives stay: a mask orders places
         masks = (masks - low) / torch.where(high > low, high - low, torch.inf)
-        return trace.images[which] * masks[:, None]
+        return trace.images[which] * (masks * per_map((variant % integrate + 1) / integrate, masks))[:, None]
 
     read = trace.model.scores if weights == "softmax" else trace.model.measured
-    scores = variant_scores(trace, rows, count, masked, read)
+    scores = variant_scores(trace, rows, count * integrate, masked, read).unflatten(1, (count, -1)).mean(2)
     if weights == "softmax":
         return weighted_sum(scores.softmax(1), selected)
     assert trace.blank_logits is not None

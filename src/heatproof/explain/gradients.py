@@ -16,8 +16,10 @@ from torch import Tensor
 from heatproof.errors import InputError
 from heatproof.explain import method
 from heatproof.explain.baselines import STARTS, baseline_images, blur_matrices
+from heatproof.explain.cams import safe_ratio, weighted_sum
+from heatproof.models.capture import SharedPass
 from heatproof.models.running import memory_format
-from heatproof.types import Signed, Trace, per_map
+from heatproof.types import Signed, Trace, per_map, spatial_dims
 
 BLUR_STEP = 0.01  # of Blur IG's difference quotient, in pixels
 CLOSE = 1e-9  # relative and absolute: when Guided IG takes a distance as reached
@@ -150,6 +152,28 @@ def quadrature(rule: str, steps: int) -> tuple[np.ndarray, np.ndarray]:
         return np.linspace(0, 1, steps), weights / weights.sum()
     shift = {"left": 0.0, "middle": 0.5, "right": 1.0}[rule]
     return (np.arange(steps) + shift) / steps, np.full(steps, 1 / steps)
+
+
+@method("smooth-gradcam++")
+def smooth_gradcam_plus_plus(trace: Trace, *, samples: int = 25, noise: float = 0.15) -> Tensor:
+    """Grad-CAM++ with the powers of the gradient averaged over noisy copies of the image.
+
+    ReLU(sum_k w_k A_k), w_k = sum_ij D2 / (2 D2 + (sum_ab A_kab) D3) ReLU(D1), Dp the mean over copies of
+    g_kij^p and A the activations of the image itself. Noise as for smoothgrad; the paper names no number of
+    copies and no deviation.
+    """
+    images, model = working_images(trace), trace.model
+    deviation, powers = noise * _range(images), torch.zeros(3, *trace.activation.shape).to(trace.activation)
+    shared = SharedPass(model, images, frozenset({"activations", "gradients"}), trace.layer)
+    for sample in range(samples):
+        noisy = images + deviation * normal_noise(trace, [sample])
+        passed = shared(model.ready(noisy), lambda _: trace.targets)
+        gradients = shared.trace(passed, noisy, noisy).gradient
+        powers += torch.stack([gradients, gradients**2, gradients**3]) / samples
+    first, second, third = powers
+    dims = spatial_dims(first, 2)
+    alpha = safe_ratio(second, 2 * second + trace.activation.sum(dims, keepdim=True) * third)
+    return weighted_sum((alpha * first.relu()).sum(dims), trace.activation)
 
 
 def normal_noise(trace: Trace, samples: Sequence[int]) -> Tensor:

@@ -28,6 +28,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,6 +50,7 @@ RECTIFIERS = ("relu", "relu6", "hardtanh")
 CURVED = (  # activations f with x f'(x) != f(x)
     "relu6", "hardtanh", "gelu", "silu", "mish", "hardswish", "elu", "selu", "celu", "softplus", "tanh",
 )  # fmt: skip
+NORMALISATIONS = ("layer_norm", "group_norm", "instance_norm", "rms_norm")  # over channels or positions
 GATES = ("sigmoid", "hardsigmoid")
 NEAR = 1e-10  # the difference to the reference below which DeepLIFT takes the gradient as the slope
 TINY = 1e-9  # where an activation's input is 0, so that its relevance is
@@ -94,20 +96,23 @@ def own_gradient(
     return in_batches(trace, len(images), work)
 
 
-def without_attention(name: str, trace: Trace, instead: str) -> dict[str, Rule]:
-    """Rules that raise ModelError for a transformer."""
+def without_attention(name: str, trace: Trace, instead: str, *functions: str) -> dict[str, Rule]:
+    """Rules that raise ModelError for a transformer, and for functions that a method has no rule for."""
 
     def of_attention(scores: Tensor, dim: int = -1, *_: Any, **__: Any) -> bool:  # not over classes
         return scores.ndim >= 3 and dim in (-1, scores.ndim - 1)
 
     def refuse(function: Any, *args: Any, **kwargs: Any) -> Any:
-        if function.__name__ == "softmax" and not of_attention(*args, **kwargs):
+        called, model = function.__name__, trace.model.name
+        if called == "softmax" and not of_attention(*args, **kwargs):
             return function(*args, **kwargs)
-        raise ModelError(
-            f"{name} is for convolutional networks, and {trace.model.name} attends; use {instead} instead"
-        )
+        why = f"is for convolutional networks, and {model} attends"
+        if called in functions:
+            why = f"has no rule for {called}, which {model} uses"
+        raise ModelError(f"{name} {why}; use {instead} instead")
 
-    return dict.fromkeys(("scaled_dot_product_attention", "multi_head_attention_forward", "softmax"), refuse)
+    attention = ("scaled_dot_product_attention", "multi_head_attention_forward", "softmax")
+    return dict.fromkeys((*functions, *attention), refuse)
 
 
 def rectifies(function: Any, *args: Any, **kwargs: Any) -> bool:
@@ -231,17 +236,10 @@ def deeplift(trace: Trace, *, baseline: str = "zero") -> Signed:
     def both(start: int, stop: int) -> Tensor:
         return torch.cat([images[start:stop], references[start:stop]])
 
-    def refuse(function: Any, *_args: Any, **_kwargs: Any) -> Any:
-        raise ModelError(
-            f"deeplift has no rule for {function.__name__}, which {trace.model.name} uses; "
-            "use integrated-gradients instead, whose values also sum to the logit's difference"
-        )
-
     rules: dict[str, Rule] = {
         **dict.fromkeys(("relu", "leaky_relu", *CURVED, *GATES), _slope),
         **dict.fromkeys(POOLS.values(), _pool),
-        **dict.fromkeys(("layer_norm", "group_norm", "instance_norm", "rms_norm"), refuse),
-        **without_attention("deeplift", trace, "integrated-gradients"),
+        **without_attention("deeplift", trace, "integrated-gradients", *NORMALISATIONS),
         "mul": _product,
     }
     return over_channels((images - references) * own_gradient(trace, rules, both))
@@ -427,24 +425,20 @@ def _rules(convolved: float, dense: float) -> dict[str, Rule]:
     convolutions: Any = WeakIdKeyDictionary()  # by output: the arguments
     gates: Any = WeakIdKeyDictionary()
 
-    def convolution(
-        function: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
-    ) -> Tensor:
+    def step(
+        gamma: float, function: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any,
+        **kwargs: Any,
+    ) -> Tensor:  # fmt: skip
         def linear(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
             output: Tensor = function(x, w, b, *args, **kwargs)
             return output
 
         with torch.no_grad():
             value = linear(inputs, weight, bias)
-        output = (
-            linear_rule(convolved, value, inputs, weight, bias, linear) if inputs.requires_grad else value
-        )
-        convolutions[output] = inputs, weight, bias, linear
+        output = linear_rule(gamma, value, inputs, weight, bias, linear) if inputs.requires_grad else value
+        if function is not F.linear:
+            convolutions[output] = inputs, weight, bias, linear
         return output
-
-    def affine(function: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        value: Tensor = function(inputs, weight, bias)
-        return linear_rule(dense, value, inputs, weight, bias, function) if value.requires_grad else value
 
     def batch_norm(
         function: Any, inputs: Tensor, mean: Tensor | None, variance: Tensor | None,
@@ -477,11 +471,11 @@ def _rules(convolved: float, dense: float) -> dict[str, Rule]:
         return _halved(function(first, second, *args, **kwargs))
 
     return {
-        **dict.fromkeys(("conv1d", "conv2d", "conv3d"), convolution),
+        **dict.fromkeys(("conv1d", "conv2d", "conv3d"), partial(step, convolved)),
         **dict.fromkeys(CURVED, activation),
         **dict.fromkeys(("mul", "matmul", "bmm"), product),
         **dict.fromkeys(GATES, gate),
-        "linear": affine,
+        "linear": partial(step, dense),
         "batch_norm": batch_norm,
         "layer_norm": _layer_norm,
         "group_norm": _group_norm,

@@ -117,13 +117,13 @@ def make_codes(
     seed: int = 0,
     *,
     versions: Sequence[int] | None = None,
-    photos: str | Path | Sequence[Any] | None = None,
+    photos: str | Path | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> QRSet:
     """Make images with codes first, then negatives, whose kinds alternate.
 
     size: the side, or height and width. versions: those to draw from; else the symbol's usual ones as far as
-    they fit. photos: a folder, or arrays "H W 3" uint8, for half of the backgrounds. progress: called with
+    they fit. photos: a folder of photographs for half of the backgrounds. progress: called with
     the number of images made since the last call.
     """
     kind = find_symbol(symbol)
@@ -142,16 +142,13 @@ def make_codes(
     spots = np.empty(count, object)
     for i, positive in enumerate(labels):
         random = np.random.default_rng((seed, int(positive), i if positive else i - n_positive))
-        version = fitting[int(random.integers(len(fitting)))]
-        code = kind.random(random, version) if positive else None
-        modules = code.modules if code else NEGATIVES[names[i]](random, kind, version)
-        spot, inks = find_spot(modules, frame, random, kind.quiet_zones)
-        image = background(*frame, random, behind)
+        modules, spot, inks = draw(random, kind, fitting, None if positive else names[i], frame)
+        code, image = spot.code, background(*frame, random, behind)
         stamp(image, modules, spot, inks)
         images[i] = image.round().astype(np.uint8)
         for part, mask in code.parts.items() if code else ():
             masks[part][i, spot.rows, spot.columns] = enlarge(mask, spot.scale)
-        spots[i] = spot._replace(code=code)
+        spots[i] = spot
         if progress:
             progress(1)
     return QRSet(images, labels, masks, np.array(names, dtype="<U16"), spots)
@@ -160,11 +157,14 @@ def make_codes(
 Inks = tuple[np.ndarray, np.ndarray]  # dark, light
 
 
-def find_spot(
-    modules: Modules, frame: tuple[int, int], random: Random, quiet_zones: Sequence[int]
-) -> tuple[Spot, Inks]:
-    """A random place in the frame, whole pixels per module, and two random colours."""
-    quiet = int(random.choice([q for q in quiet_zones if largest_scale(modules.shape, q, frame)]))
+def draw(
+    random: Random, kind: Symbol, versions: Sequence[int], negative: str | None, frame: tuple[int, int]
+) -> tuple[Modules, Spot, Inks]:
+    """A random code or negative, a place in the frame with whole pixels per module, and two colours."""
+    version = versions[int(random.integers(len(versions)))]
+    code = None if negative else kind.random(random, version)
+    modules = code.modules if code else NEGATIVES[str(negative)](random, kind, version)
+    quiet = int(random.choice([q for q in kind.quiet_zones if largest_scale(modules.shape, q, frame)]))
     largest = largest_scale(modules.shape, quiet, frame)
     scale = int(random.integers((largest + 1) // 2, largest + 1))
     plate = [(side + 2 * quiet) * scale for side in modules.shape]
@@ -172,8 +172,8 @@ def find_spot(
         (side - free(side)) // 2 + int(random.integers(free(side) - long + 1))
         for side, long in zip(frame, plate, strict=True)
     )
-    spot = Spot(top + quiet * scale, left + quiet * scale, scale, quiet, modules.shape[:2])
-    return spot, (random.uniform(0, 70, 3), random.uniform(185, 255, 3))
+    spot = Spot(top + quiet * scale, left + quiet * scale, scale, quiet, modules.shape[:2], code)
+    return modules, spot, (random.uniform(0, 70, 3), random.uniform(185, 255, 3))
 
 
 def stamp(image: np.ndarray, modules: Modules, spot: Spot, inks: Inks) -> None:
@@ -284,7 +284,7 @@ def make_scenes(
     symbol: str = "qr",
     codes: int = 2,
     distractors: int = 1,
-    photos: str | Path | Any = None,
+    photos: str | Path | None = None,
 ) -> Scenes:
     """Make images with several codes and distractors, each in a cell of its own.
 
@@ -292,7 +292,7 @@ def make_scenes(
         count, size, seed: number of images, their side in pixels, and the seed of all random numbers.
         symbol: the kind of code.
         codes, distractors: number per image.
-        photos: photographs for the background, a folder or a source.
+        photos: a folder of photographs for half of the backgrounds.
 
     Example:
         >>> scenes = make_scenes(1, 128)
@@ -314,12 +314,8 @@ def make_scenes(
         cells = random.permutation(across * across)[: codes + distractors]
         names.append(tuple(str(random.choice(wrong)) for _ in range(distractors)))
         for k, place in enumerate(cells):
-            version = fitting[int(random.integers(len(fitting)))]
-            if k < codes:
-                modules = kind.random(random, version).modules
-            else:
-                modules = NEGATIVES[names[i][k - codes]](random, kind, version)
-            spot, inks = find_spot(modules, cell, random, kind.quiet_zones)
+            negative = None if k < codes else names[i][k - codes]
+            modules, spot, inks = draw(random, kind, fitting, negative, cell)
             row, column = divmod(int(place), across)
             spot = spot._replace(top=spot.top + row * cell[0], left=spot.left + column * cell[1])
             stamp(image, modules, spot, inks)

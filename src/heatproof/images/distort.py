@@ -107,14 +107,9 @@ DISTORTIONS = (*MOVING, *RECOLOURING)
 
 
 def distort(
-    pictures: np.ndarray, kind: str, severity: float, seed: int = 0, masks: Mapping[str, Any] | None = None,
-    indices: Sequence[int] | None = None,
-) -> tuple[np.ndarray, Masks | None]:  # fmt: skip
-    """Images "n H W 3" uint8 and their masks (each "n H W"), distorted; severity 0 returns copies.
-
-    indices: the images' numbers where they are some of a larger set; else 0, 1, ... The same number gives
-    the same distortion, in any batch.
-    """
+    pictures: np.ndarray, kind: str, severity: float, seed: int = 0, masks: Mapping[str, Any] | None = None
+) -> tuple[np.ndarray, Masks | None]:
+    """Images "n H W 3" uint8 and their masks (each "n H W"), distorted; severity 0 returns copies."""
     check_distortion(kind, severity)
     shape, dtype = np.shape(pictures), getattr(pictures, "dtype", type(pictures).__name__)
     if len(shape) != 4 or shape[3] != 3 or dtype != np.uint8:
@@ -122,19 +117,16 @@ def distort(
     for part, mask in (masks or {}).items():
         if np.shape(mask) != shape[:3]:
             raise InputError(f"the masks of {part!r} must have the shape {shape[:3]}; got {np.shape(mask)}")
-    numbers = range(shape[0]) if indices is None else indices
-    if len(numbers) != shape[0]:
-        raise InputError(f"{shape[0]} images need as many indices; got {len(numbers)}")
     binary = None if masks is None else {part: np.array(mask) >= 0.5 for part, mask in masks.items()}
     severity = float(severity)
-    if severity == 0 or not len(pictures):
+    if severity == 0 or not shape[0]:
         return pictures.copy(), binary
     if kind in MOVING:
-        maps = geometry(kind, severity, shape[1:3], seed, numbers)
+        maps = geometry(kind, severity, shape[1:3], seed, shape[0])
         warped, moved = _warp(pictures, binary or {}, maps)
         return warped, None if binary is None else moved
     with ThreadPoolExecutor() as threads:
-        randoms = [_random(seed, number, kind) for number in numbers]
+        randoms = (_random(seed, number, kind) for number in range(shape[0]))
         changed = threads.map(RECOLOURING[kind], pictures, repeat(severity), randoms)
         return np.stack(list(changed)), binary
 
@@ -146,18 +138,16 @@ def check_distortion(kind: str, severity: float) -> None:
         raise InputError(f"a severity is a number from 0 (none) to 1; got {severity!r}")
 
 
-def geometry(
-    kind: str, severity: float, size: Sequence[int], seed: int = 0, indices: Sequence[int] = (0,)
-) -> np.ndarray:
+def geometry(kind: str, severity: float, size: Sequence[int], seed: int = 0, count: int = 1) -> np.ndarray:
     """Array "n 3 3": where `distort` moves points (x, y, 1) of images of height and width `size`.
 
     The corner of the first pixel is 0, its centre 0.5. The identity where a distortion moves nothing.
     """
     check_distortion(kind, severity)
     if kind not in MOVING or severity == 0:
-        return np.repeat(np.eye(3)[None], len(indices), 0)
+        return np.repeat(np.eye(3)[None], count, 0)
     height, width = size
-    return np.stack([MOVING[kind](severity, height, width, _random(seed, i, kind)) for i in indices])
+    return np.stack([MOVING[kind](severity, height, width, _random(seed, i, kind)) for i in range(count)])
 
 
 def _random(seed: int, number: int, kind: str) -> Random:

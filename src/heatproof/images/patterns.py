@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -30,7 +29,6 @@ from heatproof.images.symbols import Modules, Random, Symbol
 
 PHOTO_SHARE = 0.5
 SHUFFLED_BLOCKS = (1, 2, 4, 7)
-Photos = Sequence[Path | np.ndarray]
 
 
 def flat(rows: np.ndarray, columns: np.ndarray, random: Random) -> np.ndarray:
@@ -71,7 +69,7 @@ BACKGROUNDS: dict[str, Callable[[np.ndarray, np.ndarray, Random], np.ndarray]] =
 }
 
 
-def background(height: int, width: int, random: Random, photos: Photos = ()) -> np.ndarray:
+def background(height: int, width: int, random: Random, photos: Sequence[Path] = ()) -> np.ndarray:
     """Array "H W 3" in [0, 255]: a blend of two random colours, or a photograph."""
     if photos and random.random() < PHOTO_SHARE:
         return photograph(photos[int(random.integers(len(photos)))], height, width, random)
@@ -82,9 +80,9 @@ def background(height: int, width: int, random: Random, photos: Photos = ()) -> 
     return np.asarray(first + blend * (second - first))
 
 
-def photograph(photo: Path | np.ndarray, height: int, width: int, random: Random) -> np.ndarray:
+def photograph(photo: Path, height: int, width: int, random: Random) -> np.ndarray:
     """A random piece, resized to "H W 3" float."""
-    image = Image.fromarray(photo) if isinstance(photo, np.ndarray) else open_image(photo).convert("RGB")
+    image = open_image(photo).convert("RGB")
     scale = min(image.width / width, image.height / height) * random.uniform(0.5, 1)
     left = random.uniform(0, image.width - scale * width)
     top = random.uniform(0, image.height - scale * height)
@@ -92,25 +90,17 @@ def photograph(photo: Path | np.ndarray, height: int, width: int, random: Random
     return np.asarray(image.resize((width, height), Image.Resampling.BILINEAR, box=frame), dtype=float)
 
 
-def find_photos(photos: str | Path | Sequence[Any] | None) -> Photos:
-    """The images of a folder, in the order of their paths, or arrays "H W 3" uint8 as they are given."""
+def find_photos(photos: str | Path | None) -> list[Path]:
+    """The images of a folder, in the order of their paths."""
     if photos is None:
-        return ()
-    if isinstance(photos, str | Path):
-        root = Path(photos)
-        if not root.is_dir():
-            raise InputError(f"there is no folder {root} of photographs")
-        files = sorted(file for file in walk(root) if is_picture(file))
-        if not files:
-            raise InputError(f"there is no image in {root}; name a folder of photographs")
-        return files
-    arrays = [np.asarray(photo) for photo in photos]
-    for i, array in enumerate(arrays):
-        if array.ndim != 3 or array.shape[2] != 3 or array.dtype != np.uint8 or 0 in array.shape:
-            raise InputError(
-                f"photo {i} is {array.dtype} of shape {array.shape}; pass 8-bit arrays 'H W 3' or a folder"
-            )
-    return arrays
+        return []
+    root = Path(photos)
+    if not root.is_dir():
+        raise InputError(f"there is no folder {root} of photographs")
+    files = sorted(file for file in walk(root) if is_picture(file))
+    if not files:
+        raise InputError(f"there is no image in {root}; name a folder of photographs")
+    return files
 
 
 def checkerboard(random: Random, symbol: Symbol, version: int) -> Modules:

@@ -42,7 +42,7 @@ from .on_parts import (
     tmr,
 )
 from .results import Curve, PerClass, PerImage
-from .sanity import fragility, input_shift, parameter_randomisation, randomisation
+from .sanity import fragility, input_shift, model_edit, parameter_randomisation, randomisation
 from .similarity import ssim, ssim_reasons
 from .specific import specificity, untrained
 from .stability import (
@@ -102,6 +102,7 @@ __all__ = [
     "mask_iou",
     "method_agreement",
     "metric_agreement",
+    "model_edit",
     "occlusion_correlation",
     "occlusion_drop",
     "overall",

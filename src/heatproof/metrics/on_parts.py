@@ -16,9 +16,10 @@ Choices where the paper is open or wrong:
   inside the finders has AUC_F 1; with quantile thresholds the zeros around it count too, and a version-1
   code's own finder mask gets 0.548387.
 - {C~ >= the q-quantile} is {C~ >= the value of rank ceil(q (n-1))}, ties included; nothing is interpolated.
-- Epsilon (1e-6) is added after the shared normalisation, not to the raw range, so that a rescaled map keeps
-  its scores.
-- A constant map has no mass to share out: every value is NaN, although the formulas would return numbers.
+- Epsilon (1e-6) is added to the range of the map as the method returns it (eq. 3), at the image's size and
+  without negatives. Shares of a rescaled map stay the same as long as its range is well above 1e-12.
+- A constant map, or one whose C~ sums to 1e-6 or less, has no mass to share out: every value is NaN, although
+  the formulas would return numbers.
 - Masks of another size are resized to the nearest pixel centre, then binarised at 0.5.
 
 occlusion_drop: whether the model needs the part that the map marks. Its pixels are replaced by a baseline of
@@ -36,8 +37,10 @@ point is left out and `n` counts the rest; m(0) = 0 is undefined.
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial, reduce
+from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
 import numpy as np
@@ -56,7 +59,17 @@ from heatproof.models.model import Model
 from heatproof.models.queue import Queue
 from heatproof.models.running import at_least_float, frozen_eval
 from heatproof.registry import metric
-from heatproof.types import ArrayLike, Images, Maps, constant, per_map, size_of
+from heatproof.types import (
+    ArrayLike,
+    Images,
+    Maps,
+    extremes,
+    normalise,
+    per_map,
+    size_of,
+    spatial_dims,
+    upsample,
+)
 
 EPSILON = 1e-6
 THRESHOLDS = 31
@@ -71,6 +84,10 @@ CITE = "chakraborty2025cambench"
 Number = TypeVar("Number", float, Tensor)
 
 
+@metric(
+    "occlusion_drop", needs=("model", "images", "masks"), cite=CITE, family="Causes", volumes=True,
+    not_in_a_run="it occludes one named part; call hp.metrics for it",
+)  # fmt: skip
 def part_occlusion(
     masks: ArrayLike | Mapping[str, ArrayLike], targets: ArrayLike | None = None, *,
     model: Model | nn.Module, images: Images, fill: str = "blur", seed: int = 0, **passes: Unpack[Passes],
@@ -122,24 +139,7 @@ def part_occlusion(
     return PerImage(drops, [Cause(NO_PIXEL, gone, (name,)) for name, gone in zip(parts, empty, strict=True)])
 
 
-def _same(scores: PerImage, name: str) -> PerImage:
-    return scores
-
-
-OCCLUSION_EXAMPLE = """
->>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2, bias=False))
->>> _ = network[1].weight.data.fill_(0.5)
->>> corner = torch.tensor([[1, 0], [0, 0]])
->>> image = torch.tensor([[[[1.0, 0.0], [0.0, 0.0]]] * 3]).view(1, 3, 2, 2)
->>> occlusion_drop(corner, 0, model=network, images=image, fill="mean")["drop"]""".strip()
-_drop_score = kit.members(
-    metric, part_occlusion, _same, 'drop, "b"; part_occlusion takes several parts.', OCCLUSION_EXAMPLE
-)
-occlusion_drop = _drop_score(
-    "occlusion_drop", "Decrease of the class's logit when a part of the image is occluded.",
-    "tensor([1.1250])", needs=("model", "images", "masks"), cite=CITE, family="Causes", volumes=True,
-    not_in_a_run="it occludes one named part; call hp.metrics for it",
-)  # fmt: skip
+occlusion_drop = part_occlusion
 
 
 @metric(
@@ -210,42 +210,11 @@ EXAMPLE = """
 >>> parts = [[1, 0], [0, 0]], [[0, 1], [0, 0]], [[1, 1], [0, 0]]
 >>> {name}([[[3.0, 1.0], [0, 0]]], *parts)["{key}"]""".strip()
 _score = kit.members(_metric, structure, PerImage.only, '{key}, "b".', EXAMPLE)
-fmr = _score(
-    "fmr", "Share of the map's mass on the finder patterns of a code.", "tensor([0.7500])",
-    aliases=("finder_mass_ratio",), title="mass on the finder patterns",
-)  # fmt: skip
-tmr = _score(
-    "tmr", "Share of the map's mass on the timing patterns of a code.", "tensor([0.2500])",
-    aliases=("timing_mass_ratio",), title="mass on the timing patterns",
-)  # fmt: skip
-bl = _score(
-    "bl", "Share of the map's mass on what is not the code: leakage.", "tensor([0.])",
-    higher_is_better=False, aliases=("background_leakage",), title="leakage outside the code",
-)  # fmt: skip
-auc_f = _score(
-    "auc_f", "Share of the finder patterns that the map covers, mean over thresholds.", "tensor([0.5726])",
-    aliases=("coverage_finder",), title="coverage of the finder patterns",
-)  # fmt: skip
-auc_t = _score(
-    "auc_t", "Share of the timing patterns that the map covers, mean over thresholds.", "tensor([0.2500])",
-    aliases=("coverage_timing",), title="coverage of the timing patterns",
-)  # fmt: skip
-auc_bg = _score(
-    "auc_bg", "Share of the background that the map covers, mean over thresholds.", "tensor([0.1774])",
-    higher_is_better=False, aliases=("coverage_background",), title="coverage of the background",
-)  # fmt: skip
-dts = _score(
-    "dts",
-    "Mean distance of the map's mass to the nearest finder or timing pattern, by the image's diagonal.",
-    "tensor([0.])", higher_is_better=False, aliases=("distance_to_structure",),
-    title="distance to the structure",
-)  # fmt: skip
-structure_map_score = _score(
-    "structure_score",
-    "Coverage of both patterns, less three times that of the background and less the distance to them.",
-    "tensor([0.2903])", key="score", function="structure_map_score", bounds=(-4.0, 2.0), votes=True,
-    headline=True, aliases=("score",), title="structure score",
-)  # fmt: skip
+_facts = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+fmr, tmr, bl, auc_f, auc_t, auc_bg, dts, structure_map_score = (
+    _score(name, **{key: tuple(v) if isinstance(v, list) else v for key, v in facts.items()})
+    for name, facts in _facts.items()
+)
 
 
 def structure_score(finder: Number, timing: Number, background: Number, distance: Number) -> Number:
@@ -267,6 +236,21 @@ def structure_score(finder: Number, timing: Number, background: Number, distance
     return finder + timing - 3 * background - distance
 
 
+def _parts_in_a_run(
+    function: Callable[..., PerImage], context: BatchContext, options: dict[str, Any]
+) -> dict[str, PerImage]:
+    """Every mask is a part, except that of the region, which the option names."""
+    masks, name = dict(context.batch.truth.masks if context.batch.truth else {}), options.get("region")
+    if name is not None and name not in masks:
+        raise InputError(f"structure_parts: there is no mask {name!r}; {did_you_mean(name, masks)}")
+    region = None if name is None else masks.pop(name)
+    return {method: function(maps, masks, region) for method, maps in context.maps.items()}
+
+
+@metric(
+    "structure_parts", needs=("maps", "masks"), cite=CITE, family="Structure", question="network",
+    call=_parts_in_a_run, volumes=True,
+)  # fmt: skip
 def structure_parts(
     maps: Maps | ArrayLike, parts: Mapping[str, ArrayLike], region: ArrayLike | None = None
 ) -> PerImage:
@@ -275,10 +259,12 @@ def structure_parts(
     Args:
         maps: Maps, or "b h w".
         parts: masks by name, "b H W" or one "H W" for all.
-        region: mask of the whole object; default: the union of the parts. Mass outside it is leakage.
+        region: mask of the whole object (in a run: its name); default: the union of the parts. Mass outside
+            it is leakage.
 
     Returns:
-        mass_<part> and coverage_<part> of each, leakage, coverage_outside and distance, each "b".
+        mass_<part> and coverage_<part> of each, leakage, coverage_outside and distance, each "b"; NaN for
+        an image without the part.
 
     Example:
         >>> structure_parts([[[3.0, 1.0], [0, 0]]], {"lung": [[1, 0], [0, 0]]})["mass_lung"]
@@ -286,7 +272,12 @@ def structure_parts(
     """
     if not parts:
         raise InputError("parts is empty; pass at least one mask, such as {'lung': mask}")
-    return PerImage(*_scored(maps, parts, region, "region"))
+    scores, causes = _scored(maps, parts, region, "region")
+    count, size = len(kit.raw_maps(maps)), kit.sized_maps(maps)[1]
+    for name, mask in parts.items():
+        absent = ~align(mask, size, torch.empty(count), name).flatten(1).any(1).expand(count)
+        causes.append(Cause(f"the image has no {name}", absent, (f"mass_{name}", f"coverage_{name}")))
+    return PerImage(scores, causes)
 
 
 def _keys(parts: Sequence[str]) -> list[str]:
@@ -306,7 +297,7 @@ def _scored(
     pieces = []
     for part in chunks(values, size):
         distance = distance_to(union[part] if len(union) > 1 else union)
-        pieces.append(_measure(kit.pixel_maps(values[part], size), [area[part] for area in areas], distance))
+        pieces.append(_measure(upsample(values[part], size), [area[part] for area in areas], distance))
     table = torch.cat(pieces) if pieces else values.new_zeros((0, 2 * len(masks) + 4), dtype=torch.float32)
     scores = dict(zip(_keys(tuple(parts)), table[:, 1:].unbind(1), strict=True))
     bare = ~union.flatten(1).any(1).expand(len(values))
@@ -314,14 +305,15 @@ def _scored(
 
 
 def _measure(values: Tensor, areas: Sequence[Tensor], distance: Tensor) -> Tensor:
-    """Table "b columns" from maps in [0, 1], also constant ones, which column 0 marks; others as `_keys`."""
-    pixels = (values / (1 + EPSILON)).flatten(1)
+    """Table "b columns" from maps at image size, also empty ones, which column 0 marks; others as `_keys`."""
+    low, high = extremes(values.clamp(min=0), spatial_dims(values))
+    pixels = (normalise(values) * ((high - low) / (high - low + EPSILON))).flatten(1)
     mass = pixels.sum(1, dtype=torch.float64) + EPSILON
     shares = [(pixels * area.flatten(1)).sum(1, dtype=torch.float64) / mass for area in areas]
     coverages = _coverage(pixels, [area.flatten(1) for area in areas])
     diagonal = sum(side**2 for side in values.shape[1:]) ** 0.5
     far = (pixels * distance.flatten(1)).sum(1, dtype=torch.float64) / (mass * diagonal)
-    return torch.stack([constant(values).double(), *shares, *coverages, far], 1).float()
+    return torch.stack([(mass <= 2 * EPSILON).double(), *shares, *coverages, far], 1).float()
 
 
 def _coverage(pixels: Tensor, areas: Sequence[Tensor]) -> list[Tensor]:

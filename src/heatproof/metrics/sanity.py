@@ -9,6 +9,14 @@ same function of the image, so the map must stay: similarity 1. (kindermans2019u
 
 fragility: add noise too small to change the prediction; the map should stay. (ghorbani2019fragile)
 
+model_edit: edit the network where the effect on its answer is known, and compare the maps before and after:
+    zeroed = similarity after the layer's weakest channel was set to 0 - the same after its strongest one
+    swapped = similarity of the edited network's map of class c to the map of class d before - to that of c
+The strongest channel contributes most to the logit (sum of gradient times activation), the weakest least. In
+the second edit the last layer's weights of c and of the runner-up d are exchanged, so that the logit of c is
+what that of d was. A map that ignores the network scores 0 in both. (chakraborty2025cambench names such tests
+as future work and defines none.)
+
 Similarity is SSIM (local5) and Spearman's rank correlation of maps at image size; where a map is constant
 both are NaN, with a reason. The user's model is never changed: weights are redrawn in a deep copy.
 
@@ -39,10 +47,12 @@ from heatproof.metrics.agreement import map_similarity
 from heatproof.metrics.kit import Passes, bound, cached, members
 from heatproof.metrics.results import Cause, Curve, PerImage
 from heatproof.metrics.scene import BatchContext
-from heatproof.models.derived import copy_of, from_the_head, twin_of
+from heatproof.models.capture import capture
+from heatproof.models.derived import copy_of, from_the_head, swap_classes, twin_of, without_channel
 from heatproof.models.heads import OneOfMany
 from heatproof.models.model import Model
 from heatproof.models.queue import all_logits
+from heatproof.models.running import frozen_eval
 from heatproof.registry import metric
 from heatproof.types import ArrayLike, Images, Maps, per_map
 
@@ -52,6 +62,8 @@ KINDS = ("ssim", "spearman")
 NEVER_DEFINED = "the similarity is not defined at any depth"
 NOT_UNDONE = "no bias of the first layer undoes the shift: the logits differ"
 CHANGED = "the noise changed the prediction or left no map to compare, in every draw"
+NOT_SWAPPED = "no two rows of the last layer's weights exchange the classes' logits"
+BLANK_EDIT = "a map is constant before or after the edit"
 TOLERANCE = 1e-3  # of the largest logit; rounding alone stays far below
 Known = dict[Any, dict[str, Maps]]  # maps of the unchanged network, by the arguments of explain
 
@@ -277,6 +289,68 @@ def input_shift(
     return {
         method: PerImage(own, [Cause(NOT_UNDONE, ~undone), *own.causes]) for method, own in scores.items()
     }
+
+
+@_metric(
+    "model_edit", higher_is_better=True, bounds=(-2.0, 2.0), cite="chakraborty2025cambench",
+    needs_gradients=True, floors=("random", "edges"),
+    parts={"zeroed": "follows a removed channel", "swapped": "follows exchanged classes"},
+)  # fmt: skip
+def model_edit(
+    methods: Methods = "gradcam", targets: ArrayLike | None = None, *, model: Model | nn.Module,
+    images: Images, budget: str = "enough", layer: Layers = None, seed: int = 0, known: Known | None = None,
+    **passes: Unpack[Passes],
+) -> dict[str, PerImage]:  # fmt: skip
+    """Whether maps follow edits of the network: a channel set to 0, the weights of two classes exchanged.
+
+    Args:
+        methods, targets, model, images: as for parameter_randomisation.
+        budget, layer, seed, known, passes: as for parameter_randomisation.
+
+    Returns:
+        By method: zeroed and swapped, differences of rank correlations, each "b"; 0 for maps that ignore
+        the network.
+
+    Example:
+        >>> network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3))
+        >>> scores = model_edit(["gradcam", "edges"], model=network, images=torch.rand(1, 3, 5, 5))
+        >>> scores["edges"]["swapped"]
+        tensor([0.])
+    """
+    model, inputs, targets = bound(model, images, targets)
+    explain_all = _Explain(methods, budget, layer=layer, seed=seed, **passes)
+    before = explain_all.original(model, inputs, targets, known)
+    explained = next(iter(before.values())).explained.to(inputs.device)
+    edited = replace(copy_of(model), accelerate=False)  # recorded passes would repeat an earlier edit
+    with frozen_eval(edited.module):
+        trace = capture(edited, inputs, explained, layer=layer)
+    contributions, logits = trace.product.flatten(2).sum(2), trace.logits
+    channels = {"strong": contributions.argmax(1), "weak": contributions.abs().argmin(1)}
+    both = logits if logits.shape[1] > 1 else torch.cat([-logits, logits], 1)
+    rivals = both.scatter(1, explained[:, None], -torch.inf).argmax(1)
+    wanted, of_rivals = model.scores(logits, rivals), explain_all(model, inputs, rivals)
+    head, tables, gaps = from_the_head(edited, inputs[:1])[0], dict[str, list[Tensor]](), list[Tensor]()
+    for i, (own, rival) in enumerate(zip(explained.tolist(), rivals.tolist(), strict=True)):
+        image, after = inputs[i : i + 1], dict[str, dict[str, Maps]]()
+        for edit, chosen in channels.items():
+            with without_channel(edited, image, str(trace.layer), int(chosen[i])):
+                after[edit] = explain_all(edited, image, [own])
+        swap_classes(edited, head, own, rival)
+        after["swap"] = explain_all(edited, image, [own])
+        gaps.append(edited.scores(edited.logits(image), explained[i : i + 1]).to(wanted) - wanted[i])
+        swap_classes(edited, head, own, rival)
+        for method, maps in before.items():
+            pairs = (maps, "weak"), (maps, "strong"), (of_rivals[method], "swap"), (maps, "swap")
+            similar = [map_similarity(old.take([i]), after[edit][method])["spearman"] for old, edit in pairs]
+            tables.setdefault(method, []).append(torch.stack(similar))
+    result = {}
+    undone = torch.cat(gaps).abs() > TOLERANCE * logits.abs().amax(1).clamp(min=1)
+    for method, rows in tables.items():
+        weak, strong, new, old = torch.cat(rows, 1)
+        scores = {"zeroed": weak - strong, "swapped": new - old}
+        blank = [Cause(BLANK_EDIT, values.isnan(), (name,)) for name, values in scores.items()]
+        result[method] = PerImage(scores, [Cause(NOT_SWAPPED, undone.to(weak.device), ("swapped",)), *blank])
+    return result
 
 
 def _shifted_copy(model: Model, images: Tensor, shift: float) -> Model:

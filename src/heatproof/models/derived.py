@@ -1,4 +1,4 @@
-"""Networks derived from a network: with random weights, or with outputs that depend on one cell of a mosaic.
+"""Networks derived from a network: with random or edited weights, or with outputs of one cell of a mosaic.
 
 Every cell of an n x n mosaic goes through the network by itself, and the logits are those of one cell. At the
 layers that CAMs read, the cells' activations are joined to a grid of the whole mosaic, and are cut again.
@@ -11,7 +11,8 @@ from __future__ import annotations
 import copy
 import itertools
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -138,6 +139,37 @@ def untrained_copy(model: Model, images: Tensor, seed: int) -> Model:
     twin = twin_of(model, images)
     twin.takes(twin.random(seed))
     return twin.copy
+
+
+@contextmanager
+def without_channel(model: Model, image: Tensor, layer: str, channel: int) -> Iterator[None]:
+    """Set a channel of a layer's output to 0 while the context is open; image: "1 c H W", of its passes."""
+
+    def remove(_name: str, output: Any) -> Any:
+        tensor = first_tensor(output)
+        if tensor is None:
+            return None
+        layout = layout_of(tensor, image.expand(len(tensor), *image.shape[1:]), model.module)
+        if layout is None:
+            return None
+        index = torch.tensor([channel], device=tensor.device)
+        return replace_first(output, tensor.index_fill(layout.channel_axis, index, 0))
+
+    with at_layers(model.module, [layer.partition("+")[0]], remove):  # what an activation makes of 0 is 0
+        yield
+
+
+@torch.no_grad()
+def swap_classes(model: Model, head: str, first: int, second: int) -> None:
+    """Exchange two classes' rows of the last layer's weights, if it has a row for each class.
+
+    A single row for two classes changes its sign.
+    """
+    for weight in model.module.get_submodule(head).parameters(recurse=False):
+        if len(weight) == 1:
+            weight.neg_()
+        elif max(first, second) < len(weight):
+            weight[[first, second]] = weight[[second, first]]
 
 
 class Disconnected(nn.Module):

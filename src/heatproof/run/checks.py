@@ -168,7 +168,10 @@ def check_truth(requests: Sequence[MetricRequest], source: Source, targets: str 
             raise InputError(f"{where} labels, but the images have none; leave it out or use labelled images")
         if "boxes" in needs and not (source.boxed or source.parts):
             raise InputError(f"{where} boxes or masks, but the images have none; leave it out")
-        if "masks" in needs and (missing := [p for p in PARTS_OF_A_CODE if p not in source.parts]):
+        if "masks" in needs and not source.parts:
+            raise InputError(f"{where} masks, but the images have none; add a column mask_NAME for each part")
+        wanted = PARTS_OF_A_CODE if "masks" in needs and request.entry.bundle else ()
+        if missing := [part for part in wanted if part not in source.parts]:
             raise InputError(
                 f"{where} masks of finder, timing and box, but {missing[0]} is missing; leave it out"
             )

@@ -24,23 +24,27 @@ Leakage (eq. 2) is a price on evidence outside the code:
 
     L = CE + lambda E[ 1[y = 1] ( <C^, 1 - M_B> - alpha <C^, M_B> ) ]
 
-C^ is the positive class's Grad-CAM at the layer CAMs read, enlarged to the image and divided by its sum:
+C^ is the positive class's map at the layer CAMs read, enlarged to the image and divided by its sum. The paper
+uses Grad-CAM and names that as a limit; HiResCAM and LayerCAM are options (g_k = d z_1 / d A_k):
 
-    C = ReLU(sum_k w_k A_k),  w_k = mean over positions of d z_1 / d A_k,    C^ = C / sum C
+    gradcam    C = ReLU(sum_k w_k A_k),  w_k = mean over positions of g_k        C^ = C / sum C
+    hirescam   C = ReLU(sum_k g_k A_k)
+    layercam   C = ReLU(sum_k ReLU(g_k) A_k)
 
 It stays in the graph: the gradient is taken with create_graph, from the logit back to the layer and no
 further. E is the mean over the batch, in which images of other classes count as 0. Choices where the paper
 leaves them open: a map without mass (every position clipped by the ReLU) has the term 0 and no gradient; C^
 is not min-max normalised first, since ReLU has set its floor (BL, as measured, subtracts the minimum too);
 BatchNorm behind the layer, in training mode, lets the images of a batch see each other, so w_k is then the
-gradient of the batch's summed logits. Cite: chakraborty2025cambench, selvaraju2017gradcam.
+gradient of the batch's summed logits. Cite: chakraborty2025cambench, selvaraju2017gradcam,
+draelos2020hirescam, jiang2021layercam.
 
 "Frozen" includes BatchNorm's statistics and dropout: what is not trained stays in evaluation mode.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -58,6 +62,11 @@ from heatproof.train.recipe import CHECKPOINTS, Depth, History, Phase, Recipe, T
 
 TRANSFER, FINE_TUNING = "transfer", "fine-tuning"
 REGIMES = ("zs", "ft-struct", "ft-leakmin")
+SURROGATES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # gradients and activations -> maps "p h w"
+    "gradcam": lambda gradients, activations: weighted_sum(gradients.mean((2, 3)), activations),
+    "hirescam": lambda gradients, activations: (gradients * activations).sum(1).relu(),
+    "layercam": lambda gradients, activations: (gradients.relu() * activations).sum(1).relu(),
+}
 GRID = (0.0, 0.25, 0.5)  # of lambda and of alpha
 HEAD_LR, STAGE_LR = 1e-3, 1e-4
 
@@ -99,15 +108,15 @@ def two_phase(
 def regime_recipe(
     name: str, depth: Depth | None = None, lam: float = 0.25, alpha: float = 0.25, epochs: int = 5,
     lr: float | None = None, schedule: str = "constant", layer: str | None = None, batch_size: int = 32,
-    flip: bool = False, amp: bool = False, **phase: Any,
+    flip: bool = False, amp: bool = False, surrogate: str = "gradcam", **phase: Any,
 ) -> Recipe:  # fmt: skip
-    """Recipe of a regime. layer: where LeakMin's Grad-CAM reads; phase: other settings of the Phase."""
+    """Recipe of a regime. layer, surrogate: of LeakMin's map; phase: other settings of the Phase."""
     if name not in REGIMES:
         raise InputError(f"unknown regime {name!r}; {did_you_mean(name, REGIMES)}")
     if name == "zs" and depth not in (None, "head"):
         raise InputError(f"zs trains the head alone; for depth {depth!r} take ft-struct")
     depth = depth or ("head" if name == "zs" else "L4")
-    leakage = LeakMin(lam, alpha, layer) if name == "ft-leakmin" else None
+    leakage = LeakMin(lam, alpha, layer, surrogate=surrogate) if name == "ft-leakmin" else None
     penalty = leakage if lam > 0 else None
     # Not the regime's name: with lambda 0 both are the same training.
     title = "cross-entropy" if penalty is None else "leakage"
@@ -130,8 +139,12 @@ class LeakMin:
     layer: str | None = None  # None: the one CAMs read
     part: str = "box"  # the mask inside which evidence belongs
     positive: int = 1  # the class that has this part
+    surrogate: str = "gradcam"  # the map that is penalised
 
     def __post_init__(self) -> None:
+        if self.surrogate not in SURROGATES:
+            hint = did_you_mean(self.surrogate, SURROGATES)
+            raise InputError(f"unknown surrogate {self.surrogate!r} of the leakage penalty; {hint}")
         if not self.lam >= 0:
             raise InputError(f"lambda, the price of leakage, must be 0 or more; got {self.lam}")
         if not 0 <= self.alpha <= 1:
@@ -153,22 +166,21 @@ class LeakMin:
         positive = step.labels == self.positive
         if not positive.any():
             return step.logits.new_zeros(())
-        share = unit_mass(soft_gradcam(step, activations, positive))
+        share = unit_mass(soft_cam(step, activations, positive, self.surrogate))
         mask = step.masks[self.part][positive]
         inside, outside = (share * mask).sum((1, 2)), (share * ~mask).sum((1, 2))
         return self.lam * (outside - self.alpha * inside).sum() / len(step.labels)
 
 
-def soft_gradcam(step: TrainedBatch, activations: Tensor, positive: Tensor) -> Tensor:
-    """Grad-CAM "p H W" of each chosen image's own class, at the image's size, with its graph."""
+def soft_cam(step: TrainedBatch, activations: Tensor, positive: Tensor, surrogate: str = "gradcam") -> Tensor:
+    """Map "p H W" of each chosen image's own class, at the image's size, with its graph."""
     layout = layout_of(activations, step.images, step.model.module)
     assert layout is not None  # checked by prepare()
     score = step.model.scores(step.logits, step.labels)[positive].sum()
     (gradient,) = torch.autograd.grad(score, activations, create_graph=True, allow_unused=True)
     if gradient is None:
         raise ModelError("the layer does not lead to the output; name one that does")
-    weights = layout.picture(gradient)[positive].mean((2, 3))
-    cam = weighted_sum(weights, layout.picture(activations)[positive])
+    cam = SURROGATES[surrogate](layout.picture(gradient)[positive], layout.picture(activations)[positive])
     # types.upsample would do, but makes float32 of a float64 network's maps.
     return F.interpolate(cam[:, None], step.images.shape[-2:], mode="bilinear", align_corners=False)[:, 0]
 

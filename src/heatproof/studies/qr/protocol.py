@@ -20,8 +20,8 @@ distortion, so that a method that is added later costs only its own maps. Its ro
     edit_leaves(move)   mass where the finder was, before the edit less after it
     edit_arrives(move)  mass where the finder is now, after the edit less before it
     edit_drop(move)     fall of the class's logit; no method
-    ms                  milliseconds of hp.explain() for one image, about no image: the median of 3 to 15
-                        calls, after two to warm up
+    ms                  milliseconds of hp.explain() for one image, about no image: the median of the calls
+                        of 0.2 seconds, after those that warm up
 
 Deviations from chakraborty2025cambench: where there are no ImageNet weights, the backbone learns a proxy task
 first (trainings.py), and the page says so; masks are distorted with the image; every number carries a 95 %
@@ -32,18 +32,18 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache, partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.benchmark import Timer
 
 from heatproof.disk import write_whole
 from heatproof.errors import InputError, StoreError
@@ -70,10 +70,11 @@ from heatproof.studies.common import Outcome, named_run, run_config, study_file
 from heatproof.studies.qr import trainings
 from heatproof.studies.qr.page import write_page
 from heatproof.studies.qr.results import CLEAN, Results, at, read_columns
-from heatproof.studies.qr.settings import MAY_CHANGE, MAY_GROW, QrSettings
+from heatproof.studies.qr.settings import MAY_CHANGE, MAY_GROW, SAME_CODES, QrSettings
 from heatproof.train import DEPTHS, REGIMES, ablation_grid
 from heatproof.types import Maps, Score, Unit, constant
 
+SETTINGS = "settings.json"
 CODE = 1  # the class that is explained
 STRUCTURE = ("structure", "structure_score(variant='mass')")
 CURVES = ("insertion", "deletion")
@@ -83,9 +84,8 @@ SCENE = ("scene_codes", "scene_distractors", "scene_found", "scene_weakest")
 MARKED = 0.5  # of a code's pixels among the best ones
 CODES, DISTRACTORS = 2, 1
 UNDONE = "the finder could not be edited so"
-WARM_UP, FEWEST, MOST, SECONDS = 2, 3, 15, 1.0
-# Method, its scores, and their names in the rows where they are others.
-Scored = Iterator[tuple[str, PerImage, Mapping[str, str] | None]]
+SECONDS = 0.2  # of timing
+Scored = Iterable[tuple[str, PerImage]]  # method, and its scores under the names of the rows
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,8 @@ def qr_study(
     with fixed_threads(settings.threads or usual_threads()):
         sets = trainings.make_pictures(settings)
         results = [seed_results(settings, k, sets, progress, training) for k in range(settings.seeds)]
-        return QrOutcome(write_page(settings.out, results), tuple(results))
+        others = {f"{read_settings(folder)['model']} ({folder.name})": folder for folder in settings.beside}
+        return QrOutcome(write_page(settings.out, results, others), tuple(results))
 
 
 def check(settings: QrSettings) -> QrSettings:
@@ -120,6 +121,13 @@ def check(settings: QrSettings) -> QrSettings:
         raise InputError("a method is named twice among --methods and --heavy; leave one out")
     drawing.versions_that_fit(find_symbol(settings.symbol), None, (settings.size, settings.size))
     find_photos(settings.photos)
+    for folder in settings.beside:
+        theirs, ours = read_settings(folder), recorded(settings)
+        if other := [name for name in SAME_CODES if theirs[name] != ours[name]]:
+            raise InputError(
+                f"{folder} has other codes ({other[0]} is {theirs[other[0]]}, not {ours[other[0]]}); "
+                "run it again with the same settings, or leave it out of --beside"
+            )
     counts = {
         name: min(getattr(settings, name), settings.test) for name in ("subset", "robust", "causal", "edits")
     }
@@ -128,21 +136,30 @@ def check(settings: QrSettings) -> QrSettings:
 
 def remember(settings: QrSettings) -> None:
     """Write the settings to OUT; raise StoreError if they contradict those of a started study."""
-    path = settings.out / "settings.json"
-    given = {name: value for name, value in asdict(settings).items() if (name, value) != ("head", None)}
-    now = json.loads(json.dumps(given, default=str))  # older folders do not name a head
-    if path.exists():
-        try:
-            before = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise StoreError(f"cannot read {path} ({error}); restore it, or choose another folder") from error
+    now = recorded(settings)
+    if (settings.out / SETTINGS).exists():
+        before = read_settings(settings.out)
         changes = [c for c in compare_configs(before, now, MAY_GROW, MAY_CHANGE) if not c.addition]
         if changes:
             sentences = "; ".join(change.sentence for change in changes)
             raise StoreError(
                 f"{settings.out} was begun otherwise: {sentences}; undo the change or choose another folder"
             )
-    write_whole({path: json.dumps(now, indent=1) + "\n"})
+    write_whole({settings.out / SETTINGS: json.dumps(now, indent=1) + "\n"})
+
+
+def recorded(settings: QrSettings) -> dict[str, Any]:
+    """The settings as settings.json holds them."""
+    return dict(json.loads(json.dumps(asdict(settings), default=str)))
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """Settings of a started study; those that it did not record have their defaults."""
+    try:
+        return recorded(QrSettings()) | dict(json.loads((folder / SETTINGS).read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        path = folder / SETTINGS
+        raise StoreError(f"cannot read {path} ({error}); restore it, or choose another folder") from error
 
 
 def seed_results(
@@ -267,7 +284,10 @@ class Probe:
                 images, masks = distorted(kind, level)
                 for method, maps in self.explained(regime, images, methods).items():
                     scores = structure(maps, masks["finder"], masks["timing"], masks["box"])
-                    yield method, scores, {mass: at(mass, kind, level) for mass in MASSES}
+                    yield (
+                        method,
+                        PerImage({at(mass, kind, level): scores[mass] for mass in MASSES}, scores.causes),
+                    )
 
         for kind in (CLEAN, *DISTORTIONS):
             levels = SEVERITIES[:1] if kind == CLEAN else SEVERITIES[1:]
@@ -278,12 +298,10 @@ class Probe:
     def causality(self) -> Iterator[UnitGroup]:
         """Decrease of the class's logit when a part is occluded."""
         codes = self.codes(self.settings.causal)
-        masks, targets = {p: codes.masks[p] for p in PARTS}, torch.full((len(codes.labels),), CODE)
 
         def score(regime: str, _: Sequence[str]) -> Scored:
-            model = self.models[regime]
-            images = ready(model, codes.pictures)
-            yield "", part_occlusion(masks, targets, model=model, images=images), None
+            model, masks = self.models[regime], {part: codes.masks[part] for part in PARTS}
+            yield "", part_occlusion(masks, CODE, model=model, images=ready(model, codes.pictures))
 
         title = f"{len(codes.labels)} codes without their finder or timing patterns"
         yield self.group([f"drop_{part}" for part in PARTS], len(codes.labels), score, title, [""])
@@ -304,7 +322,7 @@ class Probe:
 
         def score(regime: str, methods: Sequence[str]) -> Scored:
             for method, maps in self.explained(regime, scenes.pictures, methods).items():
-                yield method, scene_scores(maps, scenes.codes, scenes.distractors), None
+                yield method, scene_scores(maps, scenes.codes, scenes.distractors)
 
         title = f"{count} scenes with {CODES} codes and {DISTRACTORS} distractor"
         yield self.group(SCENE, count, score, title, ids=[f"scene {i}" for i in range(count)])
@@ -316,14 +334,14 @@ class Probe:
         codes, before = self.codes(self.settings.edits), dict[tuple[str, str], Maps]()
 
         def drop(kind: str, edited: Edited, regime: str, _: Sequence[str]) -> Scored:
-            yield "", edit_drops(codes.pictures, edited, kind, self.models[regime]), None
+            yield "", edit_drops(codes.pictures, edited, kind, self.models[regime])
 
         def score(kind: str, edited: Edited, regime: str, methods: Sequence[str]) -> Scored:
             if new := [method for method in methods if (regime, method) not in before]:
                 made = self.explained(regime, codes.pictures, new)
                 before.update({(regime, method): maps for method, maps in made.items()})
             for method, maps in self.explained(regime, edited.pictures, methods).items():
-                yield method, edit_scores(before[regime, method], maps, edited, kind), None
+                yield method, edit_scores(before[regime, method], maps, edited, kind)
 
         for kind in EDITS:
             edited = drawing.edit_finders(codes, kind, self.settings.seed)
@@ -344,7 +362,7 @@ class Probe:
         def score(regime: str, methods: Sequence[str]) -> Scored:
             for method in methods:
                 value = milliseconds(partial(self.explained, regime, code, (method,)))
-                yield method, PerImage({"ms": torch.tensor([value], dtype=torch.float64)}), None
+                yield method, PerImage({"ms": torch.tensor([value], dtype=torch.float64)})
 
         every = (*self.settings.every_method, *self.settings.heavy)
         yield self.group(["ms"], 1, score, f"speed of {len(every)} methods", every, [""])
@@ -359,13 +377,21 @@ class Probe:
             for regime in REGIMES:
                 mine = {"".join(unit.methods): unit for unit in units if unit.checkpoint == regime}
                 rows: dict[str, list[Score]] = defaultdict(list)
-                for method, scores, named in score(regime, tuple(mine)) if mine else ():
-                    about = self.settings.model, regime
-                    for key, name in (named or {key: key for key in scores}).items():
-                        values = scores[key].double().tolist(), scores.reasons(key)
+                for method, scores in score(regime, tuple(mine)) if mine else ():
+                    for name, values in scores.items():
+                        columns = ids or self.ids, values.double().tolist(), scores.reasons(name)
                         rows[method] += [
-                            Score(*about, image, CODE if image else None, CODE, method, name, value, reason)
-                            for image, value, reason in zip(ids or self.ids, *values, strict=False)
+                            Score(
+                                self.settings.model,
+                                regime,
+                                image,
+                                CODE if image else None,
+                                CODE,
+                                method,
+                                name,
+                                *of,
+                            )
+                            for image, *of in zip(*columns, strict=False)
                         ]
                 yield from ((unit, rows[method], {}) for method, unit in mine.items())
 
@@ -404,9 +430,7 @@ def scene_scores(maps: Maps, codes: np.ndarray, distractors: np.ndarray) -> PerI
         "scene_codes": together,
         "scene_distractors": masses(maps, others).sum(1) if others.shape[1] else torch.zeros_like(together),
         "scene_found": (marked >= MARKED).double().mean(1),
-        "scene_weakest": on_codes.amin(1)
-        * on_codes.shape[1]
-        / torch.where(together > 0, together, torch.nan),
+        "scene_weakest": on_codes.amin(1) * len(codes[0]) / torch.where(together > 0, together, torch.nan),
     }
     flat = constant(maps.values)
     off = Cause("nothing of the map lies on a code", (together == 0) & ~flat, ("scene_weakest",))
@@ -437,15 +461,6 @@ def edit_drops(images: np.ndarray, edited: Edited, kind: str, model: Model) -> P
 
 
 def milliseconds(work: Callable[[], object]) -> float:
-    """Median time of a few calls after warming up, with synchronisation of a GPU."""
-
-    def once() -> float:
-        begin = time.perf_counter()
-        work()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        return 1e3 * (time.perf_counter() - begin)
-
-    first = [once() for _ in range(WARM_UP)]
-    calls = min(MOST, max(FEWEST, int(SECONDS * 1e3 / max(first[-1], 1e-3))))
-    return statistics.median(once() for _ in range(calls))
+    """Median time of calls for 0.2 seconds, after warming up, with synchronisation of a GPU."""
+    timer = Timer("work()", globals={"work": work}, num_threads=torch.get_num_threads())
+    return 1e3 * timer.blocked_autorange(min_run_time=SECONDS).median

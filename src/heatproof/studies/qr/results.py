@@ -14,21 +14,24 @@ with the 95 % interval of Student's t; n counts seeds. Cite: chakraborty2025camb
 
 from __future__ import annotations
 
+import csv
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import product
+from itertools import combinations, permutations, product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.stats import rankdata
+from scipy.stats import rankdata, sem
 from scipy.stats import t as student
 
+from heatproof.errors import InputError
 from heatproof.explain.floors import is_floor
 from heatproof.images.codes import EDITS
 from heatproof.images.distort import DISTORTIONS, SEVERITIES
-from heatproof.metrics import aurc, bl_slope
+from heatproof.metrics import aurc, bl_slope, rank_correlation
 from heatproof.metrics.on_parts import structure_score
 from heatproof.metrics.stats import percentile_interval, resample
 from heatproof.registry import Explainer, explainers, parse_call, split_calls
@@ -39,16 +42,14 @@ from heatproof.studies.qr.settings import QrSettings
 from heatproof.studies.qr.trainings import Trained, cell_name, depth_name
 from heatproof.train import DEPTHS, REGIMES, ablation_grid
 
-TWINS = 2e-3  # of BL: what half precision of the stored maps may change
 CLEAN = "clean"
 RUNS = ("run", "depth", "ablation", "subset", "measured")  # all codes before some of them
 
 BACKBONES = {"resnet50": "ResNet-50", "convnext_base": "ConvNeXt-B"}
 OURS = "ours"
-AGGREGATIONS = {
-    "subspace": ("eigencam", "eigengradcam"),
-    "layer-wise": ("layercam", "hirescam", "ms-gradcam++", "fullgrad"),
-}
+EXACT = 8  # methods up to which p of a rank correlation is counted over all orders
+SCORES = {"BL": -1, "FMR": 1, "TMR": 1, "DtS": -1}  # 1: more is better
+LAYER_WISE = ("hirescam", "ms-gradcam++", "fullgrad")  # beside those of the paper
 
 ByImage = Mapping[str, float]
 Columns = dict[tuple[str, str, str], dict[str, float]]  # checkpoint, method, metric -> image -> value
@@ -107,17 +108,14 @@ class Results:
 
     @property
     def twins(self) -> list[list[str]]:
-        """Light methods with equal leakage on every code under every regime, so that their maps are equal."""
-        groups: list[tuple[np.ndarray, list[str]]] = []
+        """Light methods with the same mean scores under every regime, so that their maps are equal."""
+        groups: dict[str, list[str]] = {}
         for method in self.settings.real:
-            mine = np.array([list(self.column(regime, method, "bl").values()) for regime in REGIMES])
-            for leak, members in groups:
-                if mine.shape == leak.shape and np.allclose(mine, leak, atol=TWINS, equal_nan=True):
-                    members.append(method)
-                    break
-            else:
-                groups.append((mine, [method]))
-        return [members for _, members in groups if len(members) > 1]
+            means = [
+                self.mean(r, method, score).value for r in REGIMES for score in ("bl", "fmr", "tmr", "dts")
+            ]
+            groups.setdefault(" ".join(f"{mean:.3f}" for mean in means), []).append(method)
+        return [members for members in groups.values() if len(members) > 1]
 
     def curves(self, regime: str, method: str, mass: str) -> np.ndarray:
         """Array "n d s" of every distorted code."""
@@ -148,17 +146,19 @@ class Results:
         shared = [image for image in x if image in y]
         return rho_value([x[i] for i in shared], [y[i] for i in shared], self.seed)
 
-    def rho_at_size(
-        self, regime: str, method: str, mass: str, drop: str, how: Callable[[np.ndarray], float]
-    ) -> Value:
-        """Rank correlation among codes of similar size (within_thirds), or without its effect (partial_rho).
+    def rho_without_size(self, regime: str, method: str, mass: str, drop: str) -> Value:
+        """Rank correlation of codes without the effect of their size, which even a random map shows.
 
-        Large codes have large parts and lose more without them, which even a random map shows.
+        Large codes have large parts and lose more without them.
         """
         x, y = (self.column(regime, method, metric) for metric in (mass, drop))
         rows = [(x[i], y[i], self.sizes[i]) for i in x if i in y and i in self.sizes]
         columns = np.array(rows).reshape(-1, 3)
-        return controlled(columns[np.isfinite(columns).all(1)], how, self.seed)
+        columns = columns[np.isfinite(columns).all(1)]
+        if len(columns) < 9:
+            return Value(math.nan, None, len(columns))
+        drawn = [partial_rho(columns[rows]) for rows in resample(len(columns), 200, self.seed)]
+        return Value(partial_rho(columns), _interval(np.array(drawn)), len(columns))
 
     @property
     def curve_runs(self) -> list[str]:
@@ -188,15 +188,6 @@ def curve_value(curves: np.ndarray, mass: str, seed: int = 0) -> Value:
     return Value(float(values[0]), _interval(values[1:]), len(curves))
 
 
-def within_thirds(columns: np.ndarray) -> float:
-    """Mean over thirds by the third column of Spearman's rho of the first two, each weighted by its n."""
-    order = np.argsort(columns[:, 2], kind="stable")
-    thirds = [columns[rows] for rows in np.array_split(order, 3) if len(rows) >= 3]
-    rhos = [(_spearman(third[:, 0], third[:, 1]), len(third)) for third in thirds]
-    known = [(rho, n) for rho, n in rhos if not math.isnan(rho)]
-    return sum(rho * n for rho, n in known) / sum(n for _, n in known) if known else math.nan
-
-
 def partial_rho(columns: np.ndarray) -> float:
     """Spearman's rho of the first two columns, with the ranks of the third taken out of both."""
     xy, xz, yz = (_spearman(columns[:, i], columns[:, j]) for i, j in ((0, 1), (0, 2), (1, 2)))
@@ -204,26 +195,17 @@ def partial_rho(columns: np.ndarray) -> float:
     return (xy - xz * yz) / math.sqrt(left) if left > 1e-12 else math.nan
 
 
-def controlled(columns: np.ndarray, how: Callable[[np.ndarray], float], seed: int = 0) -> Value:
-    """A correlation with a bootstrap interval over its rows."""
-    if len(columns) < 9:
-        return Value(math.nan, None, len(columns))
-    drawn = np.array([how(columns[rows]) for rows in resample(len(columns), 200, seed)])
-    return Value(how(columns), _interval(drawn), len(columns))
-
-
 def _spearman(x: np.ndarray, y: np.ndarray) -> float:
     """Spearman's rho without its p value, which a bootstrap does not need hundreds of times."""
-    a, b = (rankdata(side) - (len(side) + 1) / 2 for side in (x, y))
-    length = math.sqrt(float((a * a).sum() * (b * b).sum()))
-    return float((a * b).sum()) / length if length else math.nan
+    constant = np.ptp(x) == 0 or np.ptp(y) == 0
+    return math.nan if constant else float(np.corrcoef(rankdata(x), rankdata(y))[0, 1])
 
 
 def _interval(draws: np.ndarray) -> tuple[float, float] | None:
     return percentile_interval(draws) if np.isfinite(draws).any() else None
 
 
-TABLES = TableFile("heatproof.studies.qr", within_thirds=within_thirds, partial_rho=partial_rho)
+TABLES = TableFile("heatproof.studies.qr")
 
 
 @dataclass(frozen=True)
@@ -282,30 +264,26 @@ def axis_rows(methods: Sequence[str]) -> list[tuple[str, str, tuple[str, str]]]:
     return rows
 
 
-def axes_of(entry: Explainer) -> tuple[str, str, str]:
-    """A method on the axes of Figure 3: importance, aggregation, cost.
+def axes_of(entry: Explainer) -> tuple[str, ...]:
+    """A method on the axes of Figure 3: as the paper assigns it (tables.toml), else by what it computes.
 
     importance    what a pixel's weight comes from: gradient, activation, perturbation
     aggregation   how feature maps become one: global pooling, layer-wise, subspace; none at the input
     cost          light: a part of one shared pass; heavy: more passes, or one to the input
 
-    >>> axes_of(explainers.get("eigengradcam"))
-    ('gradient', 'subspace', 'light')
+    >>> axes_of(explainers.get("eigencam"))
+    ('activation', 'subspace', 'heavy')
     >>> axes_of(explainers.get("rise"))
     ('perturbation', 'at the input', 'heavy')
     """
+    if of_paper := TABLES.content["axes"]["paper"].get(entry.name):
+        return tuple(of_paper)
     needs = set(entry.needs)
+    slopes = bool(needs & {"gradients", "input_gradient", "scales"})
     shared = bool(needs & {"gradients", "activations", "scales"})
-    importance = (
-        "gradient" if needs & {"gradients", "input_gradient", "scales"}
-        else "activation" if entry.name == "eigencam"
-        else "perturbation"
-    )  # fmt: skip
-    aggregation = next(
-        (name for name, members in AGGREGATIONS.items() if entry.name in members),
-        "global pooling" if shared else "at the input",
-    )
-    return importance, aggregation, "light" if shared and importance != "perturbation" else "heavy"
+    pooled = "layer-wise" if entry.name in LAYER_WISE else "global pooling"
+    importance, cost = "gradient" if slopes else "perturbation", "light" if shared and slopes else "heavy"
+    return importance, pooled if shared or pooled == "layer-wise" else "at the input", cost
 
 
 def tables(results: Results) -> dict[str, Table]:
@@ -316,7 +294,60 @@ def tables(results: Results) -> dict[str, Table]:
         "scenes": results.column(*first, "scene_codes"),
         "edits": results.column(*first, f"edit_leaves({EDITS[0]})"),
     }  # fmt: skip
-    return {name: qr_table(results, name) for name in TABLES.content if there.get(name, True)}
+    named = (name for name, spec in TABLES.content.items() if "rows" in spec)
+    return {name: qr_table(results, name) for name in named if there.get(name, True)}
+
+
+def stored_table(folder: Path, like: Table) -> Table:
+    """Our rows of the same table of a finished study, from its CSV file."""
+    path = folder / "tables" / f"{like.name}.csv"
+    if not path.exists():
+        raise InputError(f"there is no {path}; finish that study first, or leave it out of --beside")
+
+    def cell(row: Mapping[str, str], name: str) -> Cell:
+        if name in ("source", "regime", "method"):
+            return row[name]
+        value, low, high = (float(row.get(f"{name}{end}") or "nan") for end in ("", " low", " high"))
+        return Value(value, None if math.isnan(low) else (low, high))
+
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["source"] == OURS]
+    return replace(like, rows=tuple(tuple(cell(row, c.name) for c in like.columns) for row in rows))
+
+
+def compared(model: str, table: Table, others: Mapping[str, Path]) -> list[Table]:
+    """Table 2 of all networks, with the paper's two below, and the order of methods on each pair of them.
+
+    others: by network, the folders of other studies.
+    """
+    networks = {model: table} | {name: stored_table(folder, table) for name, folder in others.items()}
+    rows = [(name, *row[1:]) for name, of in networks.items() for row in of.rows if row[0] == OURS]
+    published = [(f"paper, {of}", *row) for of in BACKBONES.values() for row in published_rows("table-2", of)]
+    orders: list[tuple[Cell, ...]] = []
+    for (first, a), (second, b) in combinations(networks.items(), 2):
+        for regime, (column, better) in product(REGIMES, SCORES.items()):
+            x, y = (ours(of, regime, column) for of in (a, b))
+            defined = [m for m in x if m in y and not math.isnan(number(x[m]) + number(y[m]))]
+            methods = [method for method in defined if not is_floor(method)]
+            values = [[number(of[method]) for method in methods] for of in (x, y)]
+            best = [methods[int(np.argmax(better * np.array(of)))] if of else "" for of in values]
+            rho, p, n, _ = rank_correlation(values[0], values[1])
+            p = exact_p(values[0], values[1]) if 3 <= n <= EXACT and not math.isnan(rho) else p
+            orders.append((f"{first}, {second}", regime, column, rho, p, n, *best))
+    if not orders:
+        return []
+    return [TABLES.fill("backbones", rows, published), TABLES.fill("order", orders)]
+
+
+def exact_p(x: Sequence[float], y: Sequence[float]) -> float:
+    """Two-sided p of Spearman's rho: share of all orders of y that correlate at least as much.
+
+    >>> exact_p([1, 2, 3], [2, 4, 6])
+    0.3333333333333333
+    """
+    a, b = (rankdata(values) - (len(x) + 1) / 2 for values in (x, y))
+    products = np.abs(b[np.array(list(permutations(range(len(b)))))] @ a)
+    return float((products >= abs(b @ a) - 1e-9).mean())
 
 
 def over_seeds(seeds: Sequence[Table]) -> Table:
@@ -346,9 +377,10 @@ def seed_value(values: Iterable[float]) -> Value:
     known = np.array([value for value in values if not math.isnan(value)])
     if len(known) < 2:
         return Value(float(known[0]) if len(known) else math.nan, None, len(known))
-    half = float(student.ppf(0.975, len(known) - 1) * known.std(ddof=1) / math.sqrt(len(known)))
-    mean = float(known.mean())
-    return Value(mean, (mean - half, mean + half), len(known))
+    low, high = (
+        student.interval(0.95, len(known) - 1, known.mean(), sem(known)) if known.std() else known[[0, 0]]
+    )
+    return Value(float(known.mean()), (float(low), float(high)), len(known))
 
 
 def apart(first: Cell, second: Cell) -> int:

@@ -20,7 +20,8 @@ LIGHT = ("gradcam", "gradcam++", "layercam", "xgradcam", "hirescam", "eigencam",
 MAIN = "eigengradcam"  # what the paper's Tables 5 and 6 and its Figure 4 show
 HEAVY = ("ms-gradcam++", "gradient", "smoothgrad", "integrated-gradients", "scorecam", "lime")
 # Settings that do not affect finished results.
-MAY_CHANGE = ("out", "seeds", "depth_study", "ablation", "figures", "scenes", "edits", "curves")
+MAY_CHANGE = ("out", "seeds", "depth_study", "ablation", "figures", "scenes", "edits", "curves", "beside")
+SAME_CODES = ("symbol", "size", "test", "seed", "photos")  # settings that studies on one page share
 MAY_GROW = ("methods", "heavy")
 
 
@@ -47,6 +48,9 @@ class QrSettings(Settings):
     train_batch: int = option(32, "Images per step of training.", least=2)
     lam: float = option(0.25, "FT-LeakMin's weight of leakage, lambda.")
     alpha: float = option(0.25, "FT-LeakMin's weight of mass inside the code.")
+    surrogate: str = option(
+        "gradcam", "The map that FT-LeakMin penalises.", choices=("gradcam", "hirescam", "layercam")
+    )
     methods: tuple[str, ...] = option(
         LIGHT, 'Scored on every code: "gradcam,layercam".', short="m", read=calls, default_text="the CAMs"
     )
@@ -76,6 +80,7 @@ class QrSettings(Settings):
     seed: int = option(0, "Of all random numbers.", least=0)
     seeds: int = option(1, "Number of repetitions on the same data, for intervals over seeds.", least=1)
     out: Path = option(Path("runs/qr"), "Folder.", short="o")
+    beside: tuple[Path, ...] = option((), "Folder of a QR study of another network, for the same page.")
 
     @property
     def every_method(self) -> tuple[str, ...]:

@@ -120,7 +120,8 @@ def recipes(settings: QrSettings) -> dict[str, Recipe]:
     shared: dict[str, Any] = {
         "batch_size": settings.train_batch, "amp": settings.amp, "schedule": settings.schedule,
     }  # fmt: skip
-    tuned = shared | {"epochs": settings.epochs, "lr": settings.lr, "layer": settings.layer}
+    tuned = shared | {"epochs": settings.epochs, "lr": settings.lr}
+    tuned |= {"layer": settings.layer, "surrogate": settings.surrogate}
     made = {
         "zs": regime_recipe("zs", epochs=settings.head_epochs, lr=settings.head_lr, **shared),
         "ft-struct": regime_recipe("ft-struct", **tuned),
