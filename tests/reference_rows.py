@@ -72,7 +72,7 @@ STUDIES: dict[str, dict[str, Any]] = {  # COSE compares checkpoints, and wants m
             "adversarial_fragility(steps=2)",
             "structure_parts(region='box')",
             "model_edit",
-        ],  # fmt: skip
+        ],
         "checkpoints": [1, 2],
         "methods": MORE,
         "targets": "label",

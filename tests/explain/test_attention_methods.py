@@ -1,4 +1,4 @@
-"""Rollout, Chefer's relevance, LeGrad and AttnLRP on timm, torchvision and Hugging Face, against slow twins and LXT.
+"""Rollout, Chefer's relevance, LeGrad and AttnLRP on timm, torchvision and Hugging Face, against slow twins.
 
 LXT (the AttnLRP authors' package) asks for packages that are larger than this project, so it is no
 development dependency: `pip install --no-deps lxt` beside zennit, and its test runs.
