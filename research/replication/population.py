@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 from heatproof.errors import InputError
 from heatproof.train.protocols import two_phase_recipe
@@ -51,7 +52,7 @@ class Training:
 
     @property
     def recipe(self) -> Recipe:
-        batches = {"batch_size": 50, "amp": True}
+        batches: dict[str, Any] = {"batch_size": 50, "amp": True}
         if self.study == "protocol":
             return two_phase_recipe(**batches)
         if self.schedule == "rising":  # rate is the growth; a new optimiser at every epoch

@@ -25,7 +25,7 @@ from scipy.stats import rankdata
 from heatproof.metrics.results import PerClass
 from heatproof.train.recipe import Epoch, GradientNorm
 from heatproof.verdict.alarms import NAMES, find_alarms
-from heatproof.verdict.epochs import gradient_jumps
+from heatproof.verdict.epochs import jumps, whole_norm
 from heatproof.verdict.trajectory import CheckpointState, Trajectory
 
 DROP, OTHER_DROPS, GOOD, WITHIN = 0.05, (0.02, 0.1), 0.75, 3
@@ -82,7 +82,9 @@ def read_course(result: dict[str, Any]) -> Course:
         assert alarm.epoch is not None
         warnings[alarm.name].add(alarm.epoch)
         warnings["any alarm"].add(alarm.epoch)
-    warnings["jump of the gradients"] = set(gradient_jumps([_epoch(row) for row in rows]))
+    warnings["jump of the gradients"] = set(
+        jumps([_epoch(row) for row in rows], lambda epoch: whole_norm(epoch.gradients))
+    )
     losses, aucs = [row["validation_loss"] for row in rows], [row["auc"] for row in rows]
     loss_ratio = [value / min(losses[: i + 1]) for i, value in enumerate(losses)]
     dip = [max(aucs[: i + 1]) - value for i, value in enumerate(aucs)]

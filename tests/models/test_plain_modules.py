@@ -123,9 +123,9 @@ def test_no_mutation_gives_an_outdated_result(seed: int, device: str) -> None:
             models._analysed[net] = entry  # what is known stays for the next mutation
         for result in results:
             for method, values in right.items():
-                close = {"rtol": 2e-2, "atol": 2e-3} if device == "cuda" else {"rtol": 1e-4, "atol": 1e-5}
+                rtol, atol = (2e-2, 2e-3) if device == "cuda" else (1e-4, 1e-5)
                 torch.testing.assert_close(
-                    result[method].values, values, **close, msg=f"{turn}: {name}, {method}"
+                    result[method].values, values, rtol=rtol, atol=atol, msg=f"{turn}: {name}, {method}"
                 )
 
 
@@ -142,7 +142,7 @@ def test_an_unchanged_module_is_analysed_once() -> None:
     changed = as_model(net)
     assert changed.facts is not first.facts and not changed.was_seen
     assert changed.facts.activated_layer == first.facts.activated_layer, "layers do not depend on weights"
-    net.act = nn.GELU()
+    net.act = nn.GELU()  # type: ignore[assignment]
     assert as_model(net).facts.activated_layer is None
     assert as_model(hp.load_model(net)).facts is not as_model(net).facts
 
@@ -160,7 +160,7 @@ def test_a_layer_at_the_address_of_a_freed_one_is_another() -> None:
     net = Net().eval()
     state = ModuleState(net)
     for _ in range(20):
-        net.first = None
+        net.first = None  # type: ignore[assignment]
         net.first = nn.Conv2d(3, 6, 3, padding=1)
         assert state.versions(net) is None
         state, before = ModuleState(net, state), state

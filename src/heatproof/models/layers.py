@@ -344,7 +344,11 @@ def _scales_by_name(module: nn.Module) -> tuple[str, ...] | None:
     if kind == "ConvNeXt" and "features.7" in names:  # torchvision's stages
         return ("features.3", "features.5", "features.7")
     if kind == "SqueezeNet":  # its last convolution is the classifier; stages end in front of a pooling
-        pools = [i for i, part in enumerate(module.features) if isinstance(part, nn.MaxPool2d)]
+        pools = [
+            i
+            for i, part in enumerate(module.get_submodule("features").children())
+            if isinstance(part, nn.MaxPool2d)
+        ]
         return (*(f"features.{i - 1}" for i in pools[-2:]), "features")
     if "Swin" in kind:
         parts = [n for n in names if re.search(r"(^|\.)(layers\.\d+|features\.[1357])$", n)]
