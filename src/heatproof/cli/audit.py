@@ -22,7 +22,7 @@ from heatproof.cli._console import (
 from heatproof.cli._study import PlacedCommand
 from heatproof.errors import HeatproofError
 from heatproof.run.progress import Bar, Progress, spell
-from heatproof.studies.audit.settings import AuditSettings, EvidenceSettings, ScoreSettings
+from heatproof.studies.audit.settings import AuditSettings, EvidenceSettings, NetworkSettings, ScoreSettings
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -44,7 +44,7 @@ SO_FAR = """
 """
 
 
-def check_input(settings: AuditSettings | EvidenceSettings | ScoreSettings) -> None:
+def check_input(settings: NetworkSettings) -> None:
     """Raise an error for missing images, networks or weights before torch is imported, which takes long."""
     from heatproof.images.kinds import guess_source
     from heatproof.run.config import check_network

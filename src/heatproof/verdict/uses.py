@@ -27,6 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -105,10 +106,23 @@ def paired_test(name: str, ahead: int, behind: int, n: int, title: str = "") -> 
     title = title or TITLES[name]
     if not n:
         return Test(name, title, "undecided", math.nan, math.nan, math.nan, 0), 1.0
+    low, high, p = _exact(ahead, behind, n)
+    value, less = (ahead - behind) / n, behind / n
+    return Test(name, title, "undecided", value, low - less, high - less, n), p
+
+
+@lru_cache(maxsize=4096)  # the same counts come again and again
+def _exact(ahead: int, behind: int, n: int) -> tuple[float, float, float]:
+    """Clopper-Pearson interval of ahead of n, and the p value of ahead > behind."""
     low, high = binomtest(ahead, n).proportion_ci(0.95)
     p = binomtest(ahead, ahead + behind, 0.5, "greater").pvalue if ahead + behind else 1.0
-    value, less = (ahead - behind) / n, behind / n
-    return Test(name, title, "undecided", value, float(low) - less, float(high) - less, n), float(p)
+    return float(low), float(high), float(p)
+
+
+def _paired(name: str, turned: np.ndarray, control: np.ndarray, title: str = "") -> tuple[Test, float]:
+    """The paired test of two bool arrays; where nothing turns, there are no controls."""
+    behind = int((control & ~turned).sum()) if turned.any() else 0
+    return paired_test(name, int((turned & ~control).sum()), behind, len(turned), title)
 
 
 def _turning(tests: Sequence[PatchTest], control: bool = False) -> np.ndarray:
@@ -121,14 +135,12 @@ def group_tests(record: EvidenceRecord, group: Group) -> Tests:
     """The tests of a group with their p values."""
     own, control = (_turning(record.off_object, c)[group.donors] for c in (False, True))
     known = np.isfinite(own)
-    ahead, behind = int(((own == 1) & (control == 0)).sum()), int(((own == 0) & (control == 1)).sum())
-    tests = {"transplant": paired_test("transplant", ahead, behind, int(known.sum()))}
+    tests = {"transplant": _paired("transplant", own[known] == 1, control[known] == 1)}
     for of in record.properties:
         chosen = np.isin(np.array(of.label), group.labels)
         turned, beside = np.array(of.turned, bool)[chosen], np.array(of.control, bool)[chosen]
-        counts = int((turned & ~beside).sum()), int((beside & ~turned).sum()), int(chosen.sum())
-        if counts[2]:
-            tests[f"property: {of.name}"] = paired_test("property", *counts, f"{of.name}, transferred")
+        if len(turned):
+            tests[f"property: {of.name}"] = _paired("property", turned, beside, f"{of.name}, transferred")
     recurring = record.recurring()[group.donors]
     tests["recurring"] = paired_test("recurring", int(recurring.sum()), 0, len(recurring))
     if record.removal is not None:

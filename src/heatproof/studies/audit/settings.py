@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -29,44 +29,51 @@ from heatproof.studies.settings import (
 BATCH = 8  # images per unit: what Ctrl-C has to wait for
 PYTHON = "python:"  # before the name of a network that was passed in Python
 CHANGEABLE = ("out", "device", "threads", "expect_accuracy")  # when an audit is resumed
-MODEL = "lite0, torchvision:NAME, timm:NAME, hf:FOLDER, FILE.py:{}, ..."
-IMAGES = "A folder of images, or a CSV file that lists them."
-PRETRAINED = "The library's own weights, which are downloaded."
-NUM_CLASSES = "Of the network; the checkpoint's by default."
-CLASS_NAMES = "Comma-separated, in the order of the model's classes; else its own, or the folders'."
-ALLOW_PICKLE = "Allow checkpoints to run code. Only if you trust them."
-SEED = "Of all random numbers."
-SHARED = (  # of both settings
-    "model", "images", "checkpoint", "pretrained", "num_classes", "class_names", "limit", "head",
-    "preprocess", "allow_pickle", "device", "threads", "seed", "out",
-)  # fmt: skip
+MODEL = "lite0, torchvision:NAME, timm:NAME, hf:FOLDER, FILE.py:FACTORY, ..."
 
 
 @dataclass(frozen=True, kw_only=True)
-class AuditSettings(Settings):
+class NetworkSettings(Settings):
+    """What studies of one network share: the network, its images, and how it is run."""
+
+    model: str = option(help=MODEL, short="M")
+    images: Path = option(help="A folder of images, or a CSV file that lists them.")
+    checkpoint: tuple[str, ...] = option((), "Weights: safetensors or torch.", short="c")
+    pretrained: bool = option(False, "The library's own weights, which are downloaded.")
+    num_classes: int | None = option(None, "Of the network; the checkpoint's by default.", least=1)
+    class_names: tuple[str, ...] = option(
+        (),
+        "Comma-separated, in the order of the model's classes; else its own, or the folders'.",
+        read=words,
+    )
+    limit: int | None = option(None, LIMIT, least=1)
+    head: str | None = option(None, HEAD)
+    preprocess: PreprocessSettings = field(default_factory=PreprocessSettings)
+    allow_pickle: bool = option(False, "Allow checkpoints to run code. Only if you trust them.")
+    device: str | None = option(None, DEVICE)
+    threads: int | None = option(None, THREADS, least=1)
+    seed: int = option(0, "Of all random numbers.", least=0)
+    out: Path = option(help="Folder.", short="o")
+
+    @property
+    def audit(self) -> AuditSettings:
+        """Settings of an audit of the same network and images."""
+        return AuditSettings(**{each.name: getattr(self, each.name) for each in fields(NetworkSettings)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditSettings(NetworkSettings):
     """Settings of an audit."""
 
-    model: str = option(help=MODEL.format("FACTORY"), short="M")
-    images: Path = option(help=IMAGES)
     checkpoint: tuple[str, ...] = option(
         (), "Weights: safetensors or torch; several, or a quoted pattern, for a whole training.", short="c"
     )
-    pretrained: bool = option(False, PRETRAINED)
-    num_classes: int | None = option(None, NUM_CLASSES, least=1)
-    class_names: tuple[str, ...] = option((), CLASS_NAMES, read=words)
     minutes: float = option(5.0, "Approximate duration of the audit.")
     methods: tuple[str, ...] = option(
         (), "Comma-separated, instead of the automatic choice.", short="m", read=calls, default_text=""
     )
-    limit: int | None = option(None, LIMIT, least=1)
     layer: str | None = option(None, LAYER, short="l")
-    head: str | None = option(None, HEAD)
-    preprocess: PreprocessSettings = field(default_factory=PreprocessSettings)
     expect_accuracy: float | None = option(None, EXPECT_ACCURACY, least=0, most=1)
-    allow_pickle: bool = option(False, ALLOW_PICKLE)
-    device: str | None = option(None, DEVICE)
-    threads: int | None = option(None, THREADS, least=1)
-    seed: int = option(0, SEED, least=0)
     out: Path = option(Path("audit"), "Folder.", short="o")
 
     def __post_init__(self) -> None:
@@ -87,16 +94,11 @@ class AuditSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreSettings(Settings):
+class ScoreSettings(NetworkSettings):
     """Settings of a scoring of stored maps."""
 
-    model: str = option(help=MODEL.format("FUNCTION"), short="M")
-    images: Path = option(help=IMAGES)
+    model: str = option(help=MODEL.replace("FACTORY", "FUNCTION"), short="M")
     maps: str = option(help='A folder of maps, a pattern such as "maps/{id}.npy", or one file for all.')
-    checkpoint: tuple[str, ...] = option((), "Weights: safetensors or torch.", short="c")
-    pretrained: bool = option(False, PRETRAINED)
-    num_classes: int | None = option(None, NUM_CLASSES, least=1)
-    class_names: tuple[str, ...] = option((), CLASS_NAMES, read=words)
     targets: str | None = option(
         None,
         "The class that the maps explain; the label by default, where there is one.",
@@ -105,23 +107,11 @@ class ScoreSettings(Settings):
     metrics: tuple[str, ...] = option(
         (), "Comma-separated, instead of all that can be computed.", read=calls, default_text=""
     )
-    limit: int | None = option(None, LIMIT, least=1)
-    head: str | None = option(None, HEAD)
-    preprocess: PreprocessSettings = field(default_factory=PreprocessSettings)
-    allow_pickle: bool = option(False, ALLOW_PICKLE)
-    device: str | None = option(None, DEVICE)
-    threads: int | None = option(None, THREADS, least=1)
-    seed: int = option(0, SEED, least=0)
     out: Path = option(Path("scores"), "Folder.", short="o")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         read_metrics(self.metrics)  # before torch is imported
-
-    @property
-    def audit(self) -> AuditSettings:
-        """Settings of an audit of the same network and images."""
-        return AuditSettings(**{name: getattr(self, name) for name in SHARED})
 
     @property
     def method(self) -> str:
@@ -130,15 +120,9 @@ class ScoreSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvidenceSettings(Settings):
+class EvidenceSettings(NetworkSettings):
     """Settings of a study of what a network uses."""
 
-    model: str = option(help=MODEL.format("FACTORY"), short="M")
-    images: Path = option(help=IMAGES)
-    checkpoint: tuple[str, ...] = option((), "Weights: safetensors or torch.", short="c")
-    pretrained: bool = option(False, PRETRAINED)
-    num_classes: int | None = option(None, NUM_CLASSES, least=1)
-    class_names: tuple[str, ...] = option((), CLASS_NAMES, read=words)
     methods: tuple[str, ...] = option(
         (),
         "The method whose maps choose the patches; gradcam by default.",
@@ -146,24 +130,12 @@ class EvidenceSettings(Settings):
         read=calls,
         default_text="",
     )
-    limit: int | None = option(None, LIMIT, least=1)
     layer: str | None = option(None, LAYER, short="l")
-    head: str | None = option(None, HEAD)
-    preprocess: PreprocessSettings = field(default_factory=PreprocessSettings)
-    allow_pickle: bool = option(False, ALLOW_PICKLE)
-    device: str | None = option(None, DEVICE)
-    threads: int | None = option(None, THREADS, least=1)
-    seed: int = option(0, SEED, least=0)
     out: Path = option(Path("evidence"), "Folder.", short="o")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_methods(self.methods)  # before torch is imported
-
-    @property
-    def audit(self) -> AuditSettings:
-        """Settings of an audit of the same network and images."""
-        return AuditSettings(**{name: getattr(self, name) for name in SHARED})
 
 
 def study_tables(

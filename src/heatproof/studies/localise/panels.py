@@ -28,8 +28,8 @@ from heatproof.images import Source
 from heatproof.images.files import Box
 from heatproof.images.loader import batches
 from heatproof.metrics import insertion_deletion
-from heatproof.metrics.interventions import OFF_OBJECT, evidence, regions_of
-from heatproof.metrics.localisation import budget_masks
+from heatproof.metrics.interventions import OFF_OBJECT, evidence
+from heatproof.metrics.localisation import budget_masks, object_regions
 from heatproof.models import Model
 from heatproof.registry import parse_call
 from heatproof.report.panels import INK, PAPER, Tile, explains, panel, sheet
@@ -165,7 +165,7 @@ class Studio:
         loaded = self.batches(sorted(results.explained)[:MOST])
         images = torch.cat([batch.images for batch in loaded])
         labels = [results.explained[valid_unicode(name)] for batch in loaded for name in batch.ids]
-        regions = torch.cat([regions_of(batch) for batch in loaded])
+        regions = torch.cat([object_regions(batch.truth, batch.images) for batch in loaded])
         try:
             record = evidence(
                 labels, model=self.model, images=images, regions=regions, methods=self.methods[:1],
