@@ -29,7 +29,7 @@ from heatproof.verdict.answers import without_nan
 from heatproof.verdict.uses import Effects, decide, evaluate, overall
 from research.calibration.thresholds import Share
 from research.evidence.cues import KINDS
-from research.evidence.measure import METHODS, SIDES
+from research.evidence.measure import METHODS, SIDES, WHOLE
 from research.evidence.plan import CHOOSE, PUBLISH, halves
 from research.evidence.train import CHEATS, CLEAN, NEITHER
 
@@ -40,7 +40,7 @@ GRID: tuple[tuple[float, ...], ...] = (  # of each field of Effects
 )  # fmt: skip
 
 
-OFF, WHOLE, BOTH = "off the object", "whole image", "both"  # where statistics are transferred to
+OFF, BOTH = "off the object", "both"  # where statistics are transferred to
 
 
 class Form(NamedTuple):

@@ -102,7 +102,8 @@ def test_a_variant_with_options_has_a_file_of_its_own(study: Path) -> None:
     before = (out / EVIDENCE).read_bytes()
     variant = "evidence(donors=12)"
     study.write_text(study.read_text().replace('"evidence"', f'"evidence", "{variant}"'))
-    assert run_study(study, out).computed > 0
+    result = run_study(study, out)
+    assert result.done == result.units == 4
     path = evidence_file(out, "final", variant)
     own = EvidenceRecord.from_json(known_record(path) or {})
     assert (out / EVIDENCE).read_bytes() == before and len(own.label) == 24

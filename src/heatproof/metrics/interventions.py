@@ -58,7 +58,7 @@ from heatproof.metrics.evidence_record import (
 )
 from heatproof.metrics.kit import Passes, align, as_tensor, pixel_maps, refuse_volumes
 from heatproof.metrics.localisation import object_regions
-from heatproof.metrics.properties import FILE_TRANSFERS, region_mask, transfers
+from heatproof.metrics.properties import FILE_TRANSFERS, Transfer, region_mask, transfers
 from heatproof.metrics.sanity import Layers
 from heatproof.metrics.scene import ImagePool
 from heatproof.models.heads import Multilabel
@@ -248,7 +248,8 @@ def prepare(
         inside, own = None, None
     return Interventions(
         model, inputs, logits, is_right, is_other, np.array(image), np.array(label), np.stack(chosen), heat,
-        inside, own, list(maps), seed, passes, [len(inputs) + len(image)],
+        inside, own, transfers(size, inside is not None), list(maps), seed, passes,
+        [len(inputs) + len(image)],
     )  # fmt: skip
 
 
@@ -274,6 +275,7 @@ class Interventions:
     heat: Tensor  # "e H W": mean of the normalised maps
     regions: Tensor | None  # "b H W" bool: all annotated objects
     own_regions: Tensor | None  # "e H W" bool: those of the donor's label
+    transfers: Mapping[str, Transfer]  # of whole-image properties, by name
     methods: list[str]
     seed: int
     passes: Passes
@@ -561,7 +563,7 @@ class Interventions:
     def properties(self, files: Files) -> tuple[PropertyTest, ...]:
         """Transfers of whole-image properties; promising ones get more pairs."""
         pairs, tests = self._pairs(), []
-        for name in (*transfers(self.size, self.has_regions), *(FILE_TRANSFERS if files else ())):
+        for name in (*self.transfers, *(FILE_TRANSFERS if files else ())):
             usable = [pair for pair in pairs if self._has_property(name, pair, files)]
             first = usable[: max(FIRST_PAIRS, 2 * len({pair.label for pair in usable}))]
             turned = self._transferred(name, first, files)
@@ -622,7 +624,6 @@ class Interventions:
     ) -> Callable[[Tensor], Tensor]:
         """Function that builds inputs: targets with the property of the sources."""
         preprocess, at = self.model.preprocess, self.images.device
-        in_tensors = transfers(self.size, self.has_regions)
 
         def make(jobs: Tensor) -> Tensor:
             to, other = (which[jobs.cpu().numpy()] for which in (target, source))
@@ -633,7 +634,7 @@ class Interventions:
                     [preprocess(FILE_TRANSFERS[name](files[i], files[j])) for i, j in both]
                 ).to(at)
             to, other = (torch.from_numpy(which).to(at) for which in (to, other))
-            changed = in_tensors[name](
+            changed = self.transfers[name](
                 self.colours[to], self.colours[other], self.weights[to], self.weights[other]
             )
             return preprocess.normalise(changed.clamp(0, 1)) if self.is_restored else changed
