@@ -135,6 +135,17 @@ def test_an_untrained_network_and_shuffled_labels_decide_nothing(images: Images)
                 assert test.low > 0
 
 
+@pytest.mark.parametrize("rows", [[0, 1, 2, 3], [0, 0, 0, 0, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]])
+def test_two_images_per_class_and_one_image_repeated_decide_nothing(images: Images, rows: list[int]) -> None:
+    few = evidence(
+        images.labels[rows], model=cheating(), images=images.images[rows], regions=images.regions[rows],
+        sides=(1 / 4,),
+    )  # fmt: skip
+    assert 0 < len(few.label) <= 4 and not any(item.recurring for item in few.items)
+    answer = network_answer(few)
+    assert answer.answer == "undecided" and "are needed; add images" in answer.note
+
+
 def test_classes_must_be_known(clean: EvidenceRecord) -> None:
     with pytest.raises(UnknownNameError, match="cod"):
         verdict_of(clean).looks_there("cod")
