@@ -195,7 +195,7 @@ def choose(some: Sequence[Network]) -> tuple[Cost, Effects]:
     choices: list[tuple[Cost, Effects]] = []
     for i, first in enumerate(stating):
         for j, second in enumerate(bounding):
-            effects = Effects(*first, *second)
+            effects = Effects._make((*first, *second))
             if effects.transplant_bound < effects.transplant or effects.property_bound > effects.property:
                 continue  # a "yes" must be stricter than the absence of a "no"
             no, yes = says_no[:, i], says_yes[:, j] & ~says_no[:, i]

@@ -236,19 +236,18 @@ def prepare(
             raise InputError("the maps explain other classes than the labels; explain the labels")
     size = size_of(inputs)
     heat = torch.stack([pixel_maps(own, size).to(inputs.device) for own in maps.values()]).mean(0)
-    inside, own = None, None
-    if regions is not None:
-        objects = as_tensor(regions)
+    inside: Tensor | None = None
+    own_regions: Tensor | None = None
+    objects = None if regions is None else as_tensor(regions)
+    if objects is not None and bool(objects.any()):
+        together = objects.any(1) if objects.ndim == 4 else objects
+        inside = align(together, size, inputs, "regions").expand(len(inputs), *size)
+        own_regions = inside[rows.to(inside.device)]
         if objects.ndim == 4:
-            own = align(objects[rows, targets], size, heat, "regions")
-            objects = objects.any(1)
-        inside = align(objects, size, inputs, "regions").expand(len(inputs), *size)
-        own = inside[rows.to(inside.device)] if own is None else own
-    if inside is not None and not bool(inside.any()):
-        inside, own = None, None
+            own_regions = align(objects[rows, targets], size, heat, "regions")
     return Interventions(
         model, inputs, logits, is_right, is_other, np.array(image), np.array(label), np.stack(chosen), heat,
-        inside, own, transfers(size, inside is not None), list(maps), seed, passes,
+        inside, own_regions, transfers((size[0], size[1]), inside is not None), list(maps), seed, passes,
         [len(inputs) + len(image)],
     )  # fmt: skip
 

@@ -117,7 +117,8 @@ def texture(images: Tensor, others: Tensor, weights: Tensor, other_weights: Tens
     own, phase = _spectrum(images, weights)
     missing = (_spectrum(others, other_weights)[0] - own).clamp(min=0)
     missing[..., 0, 0] = 0  # the mean is a colour
-    return images + torch.fft.irfft2(torch.polar(missing, phase), s=images.shape[-2:])
+    added: Tensor = torch.fft.irfft2(torch.polar(missing, phase), s=images.shape[-2:])
+    return images + added
 
 
 def pasted(mask: Tensor) -> Transfer:
