@@ -189,8 +189,8 @@ def choose(some: Sequence[Network]) -> tuple[Cost, Effects]:
     stating = list(itertools.product(*GRID[:2]))
     bounding = list(itertools.product(*GRID[2:]))
     # "no" depends on the first two limits, "yes" on the others where there is no "no".
-    says_no = np.array([[n.answer(Effects(*v, 0, 0, 0, 0)) == "no" for v in stating] for n in some])
-    says_yes = np.array([[n.answer(Effects(9, 9, *v)) == "yes" for v in bounding] for n in some])
+    says_no = np.array([[n.answer(Effects._make((*v, 0, 0, 0, 0))) == "no" for v in stating] for n in some])
+    says_yes = np.array([[n.answer(Effects._make((9, 9, *v))) == "yes" for v in bounding] for n in some])
     cheats = np.array([n.truth == CHEATS for n in some])
     choices: list[tuple[Cost, Effects]] = []
     for i, first in enumerate(stating):

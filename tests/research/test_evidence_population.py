@@ -21,6 +21,7 @@ from research.evidence.networks import NETWORKS, pack_halves, unpack_halves
 from research.evidence.plan import CHOOSE, PLAN, PUBLISH, Member, halves, select
 from research.evidence.prepare import prepare
 from research.evidence.rates import OFF, choose, choose_form, choosing, networks, rates, rates_by_kind
+from research.evidence.real import replace_rows
 from research.evidence.sources import HELD_OUT, NEEDS_DATA, SOURCES, TRAIN, Drawn, Pasted, open_source
 from research.evidence.train import CHEATS, CLEAN, NEITHER, Facts
 
@@ -237,6 +238,19 @@ def test_prepare_packs_what_the_members_need(tmp_path: Path) -> None:
     assert set(sizes) == {"imagenet", "packages", "weights"} and sum(sizes.values()) < 2**24
     full, packed = (open_source("photographs", 0.3, 64, 2, 0, d) for d in (REAL_DATA, tmp_path / "packed"))
     assert full.labels.equal(packed.labels) and full.splits.equal(packed.splits)
+
+
+def test_rows_of_a_real_network_are_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "items.csv"
+    for sentence in ("first", "second"):
+        for name in ("lite0", "xray-small"):
+            row = {"network": name, "regions": True, "sentence": f"{sentence}, {name}"}
+            replace_rows(path, name, True, [row])
+    replace_rows(path, "lite0", False, [])
+    assert path.read_text().splitlines()[1:] == [
+        'xray-small,True,"second, xray-small"',
+        'lite0,True,"second, lite0"',
+    ]
 
 
 def test_commands_list_the_plan_and_count_networks(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ def listed(name: str) -> list[Row]:
 
 def networks() -> Rows:
     return [
-        [NAMES[r["network"]], "yes" if r["regions"] == "True" else "no", r["images"], r["correct"], r["donors"],
-         r["answer"], *("" if r[key] == "nan" else f"{float(r[key]):+.2f}"
+        [NAMES[r["network"]], "yes" if r["regions"] == "True" else "no", r["images"], r["correct"],
+         r["donors"], r["answer"], *("" if r[key] == "nan" else f"{float(r[key]):+.2f}"
                         for key in ("transplant", "recurring", "property", "removal", "exchange"))]
         for r in listed("networks.csv")
     ]  # fmt: skip
