@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Any
 
+from heatproof.verdict.answers import CUES, MISSED
 from heatproof.verdict.follow import ENOUGH, calibration
 from research.calibration.thresholds import CHOSE, OTHER
+from research.evidence.plan import PUBLISH
 
 HERE = Path(__file__).parent / "results"
 NETWORK = ("data", "network", "token", "strength", "seed", "network_of_pair")
@@ -101,20 +104,41 @@ def uses() -> str:
         truth: [row["recurs_without_regions"] == "True" for row in table if row["truth"] == truth]
         for truth in ("cheats", "clean")
     }
-    missed = [
-        kind for kind, own in rates.items()
-        if isinstance(own, dict) and kind != "all" and own["stated"]["n"] and own["stated"]["share"] < 0.8
-    ]  # fmt: skip
-    stated = "Every kind is stated in at least 80 % of the cheating networks."
-    if missed:
-        stated = f"Stated in fewer than 80 % of the cheating networks: {', '.join(missed)}."
+    form = known["form"]
+    tiny = [row for row in table if row["half"] == PUBLISH and "-tiny-" in row["network"]]
+    larger = [row for row in table if row["half"] == PUBLISH and row not in tiny]
     return (
-        f"{known['pairs']} pairs were measured; effects were chosen on one half, and the table counts the "
-        f"{rates['networks']} networks of the other {rates['pairs']} pairs. A shortcut is stated from an "
-        f"effect of {effects['transplant']:g} (transplant) or {effects['property']:g} (property) on. Without "
-        f"regions nothing is judged; evidence recurs in {sum(recurs['cheats'])} of {len(recurs['cheats'])} "
-        f"cheating and {sum(recurs['clean'])} of {len(recurs['clean'])} clean networks. {stated}"
+        f"{known['pairs']} pairs were measured on one H200; the form of the rule and its limits were chosen "
+        f"on one half, and the table counts the {rates['networks']} networks of the other {rates['pairs']} "
+        f"pairs. Chosen among 18 forms: maps of {form['method']}, windows of "
+        f"{' and '.join(f'{side:.2f}' for side in form['sides'])} of the side, statistics transferred to the "
+        f"{form['statistics']}. A shortcut is stated from an effect of {effects['transplant']:g} "
+        f"(transplant) or {effects['property']:g} (property) on. The larger networks alone, which had not "
+        f"been looked at before: {_counts(larger)}. The tiny ones: {_counts(tiny)}. Without regions nothing is judged; "
+        f"evidence recurs in {sum(recurs['cheats'])} of {len(recurs['cheats'])} cheating and "
+        f"{sum(recurs['clean'])} of {len(recurs['clean'])} clean networks. {_missed(rates)}"
     )
+
+
+def _counts(table: list[Row]) -> str:
+    def count(answer: str, truth: str) -> str:
+        own = [row["answer"] for row in table if truth in ("", row["truth"])]
+        return f"{own.count(answer)} of {len(own)}"
+
+    return (
+        f"{count('yes', 'cheats')} cheating called fine, {count('no', 'clean')} clean accused, "
+        f"{count('no', 'cheats')} shortcuts stated, {count('undecided', '')} undecided"
+    )
+
+
+def _missed(rates: dict[str, Any]) -> str:
+    names = [
+        name for kind, name in CUES.items()
+        if rates[kind]["stated"]["n"] and 1 - rates[kind]["stated"]["share"] > MISSED
+    ]  # fmt: skip
+    if not names:
+        return "Every kind is stated in at least 80 % of the cheating networks."
+    return f"Missed in more than {MISSED:.0%} of the cheating networks: {', '.join(names)}."
 
 
 def discs() -> str:

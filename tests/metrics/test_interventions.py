@@ -27,6 +27,7 @@ from evidence_networks import (
 from heatproof.errors import InputError
 from heatproof.metrics.evidence_record import EvidenceRecord, PatchTest
 from heatproof.metrics.interventions import RECIPIENTS, evidence, similarities
+from heatproof.metrics.localisation import object_regions
 from heatproof.metrics.properties import (
     PLACES,
     colour,
@@ -39,6 +40,7 @@ from heatproof.metrics.properties import (
     transfers,
 )
 from heatproof.models.model import Model
+from heatproof.types import Truth
 
 
 def record_of(model: Model, images: Images, regions: bool = True, **options: object) -> EvidenceRecord:
@@ -199,6 +201,31 @@ def test_multi_label_donors_have_the_label_and_recipients_have_not(images: Image
     assert set(record.label) == {0} and share(record, "turned", 0) > 0.9
 
 
+def test_multi_label_images_have_regions_of_each_label(images: Images) -> None:
+    """With the token's own label annotated as its object, nothing off the object turns; else it does."""
+    from heatproof.models.heads import Multilabel
+
+    class Labels(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = cheating().module
+
+        def forward(self, given: Tensor) -> Tensor:
+            return torch.stack([self.inner(given)[:, 1] - 10, given.mean((1, 2, 3)) - 10], 1)
+
+    model = Model(Labels().eval(), "labels", cheating().preprocess, head=Multilabel())
+    table = torch.stack([images.labels == 1, torch.zeros(48, dtype=torch.bool)], 1)
+    whole = torch.ones_like(images.regions)
+    by_label = torch.stack([images.regions, whole], 1)
+    shares = []
+    for regions in (by_label, by_label.flip(1)):
+        record = evidence(table, model=model, images=images.images, regions=regions, sides=(1 / 4,))
+        assert set(record.label) == {0} and record.removal is not None
+        shares.append([record.object_share[0], record.off_object[0].turned[0]])
+    assert shares[0] == [pytest.approx(float(images.regions[1].float().mean())), 1.0]
+    assert shares[1] == [1.0, None]  # the union would leave no room in the first case either
+
+
 def test_repeated_images_count_once(images: Images) -> None:
     one = images.images[[1, 1, 1, 1, 1, 0, 2, 4]]
     record = evidence([1, 1, 1, 1, 1, 0, 0, 0], model=cheating(), images=one, sides=(1 / 4,))
@@ -229,6 +256,14 @@ def test_masks_of_another_size_are_resized_and_other_shapes_refused(images: Imag
     assert record.has_regions
     with pytest.raises(InputError, match="regions must be one mask"):
         evidence(images.labels, model=honest(), images=images.images, regions=images.regions[:3])
+
+
+def test_a_box_outside_the_image_is_one_sentence() -> None:
+    given = torch.zeros(1, 3, 20, 20)
+    inside = object_regions(Truth(boxes=(((2.0, 3.0, 5.0, 8.0),),)), given)
+    assert int(inside.sum()) == 4 * 6 and not object_regions(None, given).any()
+    with pytest.raises(InputError, match="outside its 20x20 image"):
+        object_regions(Truth(boxes=(((2.0, 3.0, 25.0, 8.0),),)), given)
 
 
 def test_a_network_that_ignores_the_image_turns_nothing() -> None:
@@ -281,6 +316,19 @@ def test_transfers_reach_what_they_measure() -> None:
     half[:, :, :32] = 0
     kept = transfers((64, 64), True)["background"](smooth, rough, half, ones)
     assert torch.equal(kept[..., :32], smooth[..., :32]) and torch.equal(kept[..., 32:], rough[..., 32:])
+
+
+def test_a_texture_is_added_at_its_frequency() -> None:
+    wave = 0.2 * torch.sin(torch.arange(64) * 2 * torch.pi / 8).expand(1, 3, 64, 64)
+    plain = 0.5 + 0.01 * torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    ones, half = torch.ones(1, 64, 64), torch.ones(1, 64, 64)
+    half[:, 16:48, 16:48] = 0  # an object, which has no stripes
+    striped = torch.where(half[:, None] > 0, plain + wave, plain)
+    transfer = transfers((64, 64), True)["texture"]
+    made = torch.fft.rfft2(transfer(plain, striped, ones, half) - plain).abs()[0, 0]
+    assert divmod(int(made.argmax()), made.shape[1]) == (0, 8)
+    assert 0.5 < made.max() / torch.fft.rfft2(wave).abs().max() < 1.5
+    assert (transfer(plain, plain, ones, ones) - plain).abs().max() < 1e-5
 
 
 def test_regions_of_properties_with_a_place() -> None:

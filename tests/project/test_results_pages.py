@@ -15,6 +15,7 @@ from claims import RESULTS, ROOT, Page, Rows
 from claims.calibration import calibration
 from claims.cose import cose
 from claims.cscore import cscore
+from claims.evidence import evidence
 from claims.front import front
 from claims.localise import localise
 from claims.passes import passes
@@ -22,7 +23,18 @@ from claims.precision import precision
 from claims.qr import qr
 from claims.speed import limits, speed
 
-PAGES = [front(), calibration(), cose(), cscore(), localise(), passes(), qr(), speed(), precision()]
+PAGES = [
+    front(),
+    calibration(),
+    cose(),
+    cscore(),
+    evidence(),
+    localise(),
+    passes(),
+    qr(),
+    speed(),
+    precision(),
+]
 
 NAME = re.compile(r"[A-Za-z][A-Za-z-]*[/-]?\d+")  # ResNet-50, ViT-Ti/16, H200, fp32: no measurement
 YEAR = re.compile(r"\b(19|20)\d\d\b")

@@ -16,11 +16,12 @@ from conftest import REAL_DATA
 from made_run import made_record
 from research.evidence.__main__ import main
 from research.evidence.cues import KINDS, NONE, SCHEMES, Cue
-from research.evidence.measure import Measuring, join, measure, read_joined, unpack
+from research.evidence.measure import METHODS, SIDES, Measuring, join, measure, read_joined, unpack
 from research.evidence.networks import NETWORKS, pack_halves, unpack_halves
 from research.evidence.plan import CHOOSE, PLAN, PUBLISH, Member, halves, select
 from research.evidence.prepare import prepare
-from research.evidence.rates import choose, choosing, networks, rates, rates_by_kind
+from research.evidence.rates import OFF, choose, choose_form, choosing, networks, rates, rates_by_kind
+from research.evidence.real import replace_rows
 from research.evidence.sources import HELD_OUT, NEEDS_DATA, SOURCES, TRAIN, Drawn, Pasted, open_source
 from research.evidence.train import CHEATS, CLEAN, NEITHER, Facts
 
@@ -191,9 +192,13 @@ def test_halves_of_floats_are_packed_without_loss() -> None:
 def record(member: Member, network: str) -> dict[str, Any]:
     """A network of which the interventions find a shortcut (A) or none (B)."""
     content = made_record(("no" if network == "A" else "yes", "yes"), 30).as_json()
+    for key in ("off_object", "anywhere", "window_shares"):  # a test for each window size
+        content[key] *= len(SIDES)
+    other = {key: content[key] for key in ("off_object", "anywhere", "exchange")}
     return {
         "name": f"{member.name}-{network}", "network": network, "member": {"kind": member.kind},
-        "truth": CHEATS if network == "A" else CLEAN, "with_regions": content, "without_regions": content,
+        "truth": CHEATS if network == "A" else CLEAN, "evidence": content,
+        "other_methods": dict.fromkeys(METHODS[1:], other),
     }  # fmt: skip
 
 
@@ -201,7 +206,8 @@ def test_effects_are_chosen_on_one_half() -> None:
     every = networks([record(member, network) for member in PLAN[::3] for network in "AB"])
     chosen = [network for network in every if network.half == CHOOSE]
     assert 0 < len(chosen) < len(every) and choosing(every) == chosen
-    effects = choose(chosen[:4])
+    cost, effects = choose(chosen[:4])
+    assert cost == (0, 0)
     assert effects.transplant_bound >= effects.transplant
     by_kind = rates_by_kind(every, effects)
     published = len(every) - len(chosen)
@@ -212,6 +218,19 @@ def test_effects_are_chosen_on_one_half() -> None:
     assert blind.stated.share == 0 and blind.called_fine.share == 1  # the rule can be wrong
 
 
+def test_the_form_is_chosen_by_the_networks_of_one_half() -> None:
+    """A cue that only windows of the second method find decides for that method."""
+    records = [record(member, network) for member in PLAN[::12] for network in "AB"]
+    for one in records:
+        blind = made_record(each=30).as_json()
+        one["evidence"] |= {key: blind[key] * len(SIDES) for key in ("off_object", "anywhere")}
+    form, effects = choose_form(records)
+    assert (form.method, form.sides, form.statistics) == (METHODS[1], (0,), OFF)
+    chosen = choosing(networks(records, form))
+    assert rates(chosen, effects).stated.share == 1 > rates(choosing(networks(records)), effects).stated.share
+    assert form.described()["sides"] == [SIDES[0]]
+
+
 @needs_data
 def test_prepare_packs_what_the_members_need(tmp_path: Path) -> None:
     members = [m for m in PLAN if m.network == "squeezenet" and m.source == "photographs"]
@@ -219,6 +238,19 @@ def test_prepare_packs_what_the_members_need(tmp_path: Path) -> None:
     assert set(sizes) == {"imagenet", "packages", "weights"} and sum(sizes.values()) < 2**24
     full, packed = (open_source("photographs", 0.3, 64, 2, 0, d) for d in (REAL_DATA, tmp_path / "packed"))
     assert full.labels.equal(packed.labels) and full.splits.equal(packed.splits)
+
+
+def test_rows_of_a_real_network_are_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "items.csv"
+    for sentence in ("first", "second"):
+        for name in ("lite0", "xray-small"):
+            row = {"network": name, "regions": True, "sentence": f"{sentence}, {name}"}
+            replace_rows(path, name, True, [row])
+    replace_rows(path, "lite0", False, [])
+    assert path.read_text().splitlines()[1:] == [
+        'xray-small,True,"second, xray-small"',
+        'lite0,True,"second, lite0"',
+    ]
 
 
 def test_commands_list_the_plan_and_count_networks(tmp_path: Path) -> None:

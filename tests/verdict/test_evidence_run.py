@@ -91,10 +91,28 @@ def test_resume_and_growth_do_not_run_the_interventions_again(
 
     out = study.parent / "out"
     before = (out / EVIDENCE).read_bytes()
-    monkeypatch.setattr(interventions, "_prepare", refuse)
+    monkeypatch.setattr(interventions, "prepare", refuse)
     assert run_study(study, out).computed == 0
     study.write_text(study.read_text().replace('"random"]', '"random", "gradient"]'))
     assert run_study(study, out).computed > 0 and (out / EVIDENCE).read_bytes() == before
+
+
+def test_a_variant_with_options_has_a_file_of_its_own(study: Path) -> None:
+    out = study.parent / "out"
+    before = (out / EVIDENCE).read_bytes()
+    variant = "evidence(donors=12)"
+    study.write_text(study.read_text().replace('"evidence"', f'"evidence", "{variant}"'))
+    result = run_study(study, out)
+    assert result.done == result.units == 4
+    path = evidence_file(out, "final", variant)
+    own = EvidenceRecord.from_json(known_record(path) or {})
+    assert (out / EVIDENCE).read_bytes() == before and len(own.label) == 24
+    record = read_evidence(RunFolder.open(out), "final")
+    assert record is not None and len(record.label) > 24
+    assert heatproof("verify", out).exit_code == 0
+    (out / EVIDENCE).unlink()
+    alone = read_evidence(RunFolder.open(out), "final")
+    assert alone is not None and len(alone.label) == 24
 
 
 @pytest.mark.parametrize("harm", ["edit", "delete"])

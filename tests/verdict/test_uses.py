@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,10 +12,12 @@ from torch import nn
 from evidence_networks import Images, as_network, cheating, honest, make_images, tinted
 from heatproof.errors import UnknownNameError
 from heatproof.metrics.evidence_record import EvidenceRecord
-from heatproof.metrics.interventions import evidence
+from heatproof.metrics.interventions import METHODS, SIDES, evidence
 from heatproof.models.model import Model
-from heatproof.verdict.answers import MethodAnswer, Verdict
+from heatproof.verdict.answers import CUES, MethodAnswer, Verdict
+from heatproof.verdict.follow import calibration
 from heatproof.verdict.uses import FEWEST, Effects, groups, network_answer, paired_test
+from made_run import made_record
 
 EFFECTS = Effects(0.1, 0.25, 0.2, 0.25, 0.5, 0.45)
 CLASSES = ("plain", "code")
@@ -131,6 +135,17 @@ def test_an_untrained_network_and_shuffled_labels_decide_nothing(images: Images)
                 assert test.low > 0
 
 
+@pytest.mark.parametrize("rows", [[0, 1, 2, 3], [0, 0, 0, 0, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]])
+def test_two_images_per_class_and_one_image_repeated_decide_nothing(images: Images, rows: list[int]) -> None:
+    few = evidence(
+        images.labels[rows], model=cheating(), images=images.images[rows], regions=images.regions[rows],
+        sides=(1 / 4,),
+    )  # fmt: skip
+    assert 0 < len(few.label) <= 4 and not any(item.recurring for item in few.items)
+    answer = network_answer(few)
+    assert answer.answer == "undecided" and "are needed; add images" in answer.note
+
+
 def test_classes_must_be_known(clean: EvidenceRecord) -> None:
     with pytest.raises(UnknownNameError, match="cod"):
         verdict_of(clean).looks_there("cod")
@@ -163,3 +178,45 @@ def test_paired_test_against_scipy() -> None:
     assert test.low < test.value < test.high
     empty, p = paired_test("transplant", 0, 0, 0)
     assert np.isnan(empty.value) and p == 1
+
+
+def test_a_class_without_objects_does_not_forbid_a_yes() -> None:
+    """Its donors have no region: no window off the object, no removal."""
+    record = made_record(("yes", "yes"), 40)
+    empty = [label == 1 for label in record.label]
+    (test,), removal = record.off_object, record.removal
+    assert removal is not None
+
+    def known(values: tuple[float | None, ...]) -> tuple[float | None, ...]:
+        return tuple(None if e else value for e, value in zip(empty, values, strict=True))
+
+    without = replace(
+        record, object_share=known(record.object_share), removal=replace(removal, kept=known(removal.kept)),
+        off_object=(replace(test, turned=known(test.turned)),),
+    )  # fmt: skip
+    answer = network_answer(without)
+    assert answer.answer == "yes" and [c.answer for c in answer.classes] == ["yes", "yes"]
+    assert "removal" not in {t.name for t in answer.classes[1].tests}
+    turning = replace(test, turned=tuple(float(e) for e in empty))
+    covers = network_answer(replace(without, anywhere=(turning,)))
+    assert covers.answer == "undecided" and covers.classes[1].answer == "undecided"
+
+
+def test_measured_rates_name_the_kinds_that_are_missed() -> None:
+    answer = network_answer(made_record())
+    text = answer.measured
+    rates = answer.rates
+    assert f"of {rates['networks']} networks" in text and f"n = {rates['all']['accused']['n']})" in text
+    for kind, name in CUES.items():
+        assert (name in text) == (rates[kind]["stated"]["share"] < 0.8)
+    assert replace(answer, is_tested=False).measured == ""
+    assert replace(answer, rates={}).measured == ""
+
+
+def test_the_published_rates_are_those_of_the_form_that_the_metric_has() -> None:
+    form = calibration()["network"]["form"]
+    assert (form["method"],) == METHODS and form["sides"] == list(SIDES)
+    assert form["statistics"] == "whole image"
+    rates = calibration()["network"]["rates"]["all"]
+    assert rates["called_fine"]["share"] <= 0.05 and rates["accused"]["share"] <= 0.05
+    assert rates["undecided"]["share"] <= 0.3

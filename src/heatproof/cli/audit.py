@@ -21,7 +21,7 @@ from heatproof.cli._console import (
 )  # fmt: skip
 from heatproof.cli._study import PlacedCommand
 from heatproof.run.progress import Bar, Progress, spell
-from heatproof.studies.audit.settings import AuditSettings, EvidenceSettings, ScoreSettings
+from heatproof.studies.audit.settings import AuditSettings, EvidenceSettings, NetworkSettings, ScoreSettings
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -37,7 +37,7 @@ OPEN = click.Option(
 ABOUT_TRIALS = 25  # number of timings if a network supports every method
 
 
-def check_input(settings: AuditSettings | EvidenceSettings | ScoreSettings) -> None:
+def check_input(settings: NetworkSettings) -> None:
     """Raise an error for missing images, networks or weights before torch is imported, which takes long."""
     from heatproof.images.kinds import guess_source
     from heatproof.run.config import check_network

@@ -101,7 +101,8 @@ class EvidenceItem:
 class PatchTest:
     """Transplants of one window per donor: its strongest one, and a control window of the same image.
 
-    Shares are over the donor's recipients; None where the donor has no window, gains are log-odds.
+    Shares are over the donor's recipients; None where the donor has no window, and for controls where nothing
+    turns. Gains are log-odds.
     """
 
     side: int
@@ -112,7 +113,7 @@ class PatchTest:
     control_turned: Numbers
     control_top5: Numbers
     control_gain: Numbers
-    feathered: Numbers  # turned with feathered edges, of donors that turn half or more
+    feathered: Numbers  # turned with feathered edges, of half of the recipients, if half or more turn
     on_object: Numbers
     partners: tuple[int, ...] = ()  # near-identical patches among the donors of the class that turn half
     group: tuple[int, ...] = ()  # number of the group; -1: none
@@ -236,9 +237,14 @@ class EvidenceRecord:
         return msgspec.convert(record, cls, dec_hook=_from_png, strict=False)
 
 
-def evidence_file(folder: Path, checkpoint: str) -> Path:
-    """The file of a checkpoint's record in a run folder."""
-    return folder / FOLDER / f"{quote(valid_unicode(checkpoint), safe='')}.json"
+def evidence_file(folder: Path, checkpoint: str, metric: str = FOLDER) -> Path:
+    """The file of a checkpoint's record in a run folder; metric: with its options, as in the study.
+
+    >>> evidence_file(Path("run"), "final", "evidence(donors=9)").name
+    'final%2Fevidence%28donors%3D9%29.json'
+    """
+    name = checkpoint if metric == FOLDER else f"{checkpoint}/{metric}"
+    return folder / FOLDER / f"{quote(valid_unicode(name), safe='')}.json"
 
 
 def png(image: np.ndarray) -> str:

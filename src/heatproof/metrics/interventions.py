@@ -16,8 +16,9 @@ images of other classes (8, drawn by the seed). O is the annotated object, where
     properties   whole-image properties (properties.py) transferred from donors of c to images of other
                  classes. Control: the same transfer from a donor of the recipient's own class.
 
-A patch that turns none of the first half of its recipients is not pasted into the others. Images that are
-near-duplicates of an earlier one are no donors. Cite: none; the tests are this project's own.
+A patch that turns none of the first half of its recipients is not pasted into the others, and there are no
+controls for a class in which nothing turns. Images that are near-duplicates of an earlier one are no donors.
+Cite: none; the tests are this project's own.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ from heatproof.metrics.evidence_record import (
     RemovalTest,
 )
 from heatproof.metrics.kit import Passes, align, as_tensor, pixel_maps, refuse_volumes
-from heatproof.metrics.properties import FILE_TRANSFERS, region_mask, transfers
+from heatproof.metrics.localisation import object_regions
+from heatproof.metrics.properties import FILE_TRANSFERS, Transfer, region_mask, transfers
 from heatproof.metrics.sanity import Layers
 from heatproof.metrics.scene import ImagePool
 from heatproof.models.heads import Multilabel
@@ -104,23 +106,21 @@ def _in_a_run(function: Callable[..., Any], pool: ImagePool, options: dict[str, 
     record: EvidenceRecord = function(
         torch.cat([own for own in labels if own is not None]), model=pool.model,
         images=torch.cat([batch.images for batch in batches]), methods=own[:1] or METHODS,
-        regions=torch.cat([regions_of(batch) for batch in batches]), layer=pool.layer, classes=pool.classes,
+        regions=torch.cat([_regions_of(batch) for batch in batches]), layer=pool.layer, classes=pool.classes,
         ids=[name for batch in batches for name in batch.ids], **pool.passes, **options,
     )  # fmt: skip
     return record
 
 
-def regions_of(batch: Batch) -> Tensor:
-    """Masks "b H W" of the annotated objects: masks of parts, else boxes; without annotations all False."""
-    masks = torch.zeros(len(batch.images), *size_of(batch.images), dtype=torch.bool)
-    if batch.truth is None:
-        return masks
-    if batch.truth.masks:
-        return torch.stack([mask.cpu() for mask in batch.truth.masks.values()]).any(0)
-    for mask, boxes in zip(masks, batch.truth.boxes or (), strict=False):
-        for x0, y0, x1, y1 in boxes:
-            mask[math.floor(y0) : math.floor(y1) + 1, math.floor(x0) : math.floor(x1) + 1] = True
-    return masks
+def _regions_of(batch: Batch) -> Tensor:
+    """Masks "b H W" of the annotated objects; "b k H W" where each label has its own."""
+    if not batch.by_finding:
+        return object_regions(batch.truth, batch.images)
+    assert batch.findings is not None
+    own = torch.zeros(*batch.findings.shape, *size_of(batch.images), dtype=torch.bool)
+    for finding, truth in batch.by_finding.items():
+        own[:, finding] = object_regions(truth, batch.images)
+    return own
 
 
 @metric(
@@ -146,7 +146,8 @@ def evidence(
         model, images: the network, and its images, model-ready "b c H W".
         maps: by method, of each image's own class, from `hp.explain`; default: `methods` are computed.
         methods: whose maps choose the windows: name those that follow the network.
-        regions: "b H W", the annotated objects; an image without a pixel has no annotation.
+        regions: "b H W", the annotated objects, or "b k H W", those of each label; an image without a pixel
+            has no annotation.
         ids, classes: names of the images, and of the classes by number.
         files: the image files as they were before preprocessing, for their size and compression.
         layer: of CAMs, as for hp.explain.
@@ -235,13 +236,19 @@ def prepare(
             raise InputError("the maps explain other classes than the labels; explain the labels")
     size = size_of(inputs)
     heat = torch.stack([pixel_maps(own, size).to(inputs.device) for own in maps.values()]).mean(0)
-    inside = None
-    if regions is not None:
-        inside = align(regions, size, inputs, "regions").expand(len(inputs), *size)
-        inside = inside if bool(inside.any()) else None
+    inside: Tensor | None = None
+    own_regions: Tensor | None = None
+    objects = None if regions is None else as_tensor(regions)
+    if objects is not None and bool(objects.any()):
+        together = objects.any(1) if objects.ndim == 4 else objects
+        inside = align(together, size, inputs, "regions").expand(len(inputs), *size)
+        own_regions = inside[rows.to(inside.device)]
+        if objects.ndim == 4:
+            own_regions = align(objects[rows, targets], size, heat, "regions")
     return Interventions(
         model, inputs, logits, is_right, is_other, np.array(image), np.array(label), np.stack(chosen), heat,
-        inside, list(maps), seed, passes, [len(inputs) + len(image)],
+        inside, own_regions, transfers((size[0], size[1]), inside is not None), list(maps), seed, passes,
+        [len(inputs) + len(image)],
     )  # fmt: skip
 
 
@@ -265,7 +272,9 @@ class Interventions:
     label: np.ndarray  # "e"
     recipients: np.ndarray  # "e r": images
     heat: Tensor  # "e H W": mean of the normalised maps
-    regions: Tensor | None  # "b H W" bool
+    regions: Tensor | None  # "b H W" bool: all annotated objects
+    own_regions: Tensor | None  # "e H W" bool: those of the donor's label
+    transfers: Mapping[str, Transfer]  # of whole-image properties, by name
     methods: list[str]
     seed: int
     passes: Passes
@@ -292,15 +301,21 @@ class Interventions:
         return self.regions.flatten(1).any(1).cpu()
 
     @cached_property
+    def is_marked(self) -> np.ndarray:
+        """Bool array "e": donors with a region of their label."""
+        assert self.own_regions is not None
+        return np.asarray(self.own_regions.flatten(1).any(1).cpu().numpy())
+
+    @cached_property
     def part_weights(self) -> Tensor:
-        """Tensor "b H W" on the host: 1 / area of the connected part of O that a pixel lies in, 0 off O.
+        """Tensor "e H W" on the host: 1 / area of the connected part of O that a pixel lies in, 0 off O.
 
         Its sum over a window is the share of a part that the window contains. A window with pixels of a part
         smaller than itself is never off the object, although the part fills little of it.
         """
-        assert self.regions is not None
-        weights = np.zeros(self.regions.shape, np.float32)
-        for own, region in zip(weights, self.regions.cpu().numpy(), strict=True):
+        assert self.own_regions is not None
+        weights = np.zeros(self.own_regions.shape, np.float32)
+        for own, region in zip(weights, self.own_regions.cpu().numpy(), strict=True):
             parts, count = label_parts(region, np.ones((3, 3)))
             if count:
                 own[region] = 1 / np.bincount(parts[region])[parts[region]]
@@ -347,16 +362,14 @@ class Interventions:
     def transplant(self, side: float, off_object: bool) -> PatchTest:
         """Transplants of windows of one size."""
         k = max(1, round(side * min(self.size)))
-        means = F.avg_pool2d(self.heat[:, None], k, stride=1)[:, 0].cpu()
+        means = pooled(F.avg_pool2d, self.heat, k).cpu()
         shares = torch.full_like(means, math.nan)
-        if self.regions is not None:
-            rows = torch.from_numpy(self.image)
-            covered = F.avg_pool2d(self.regions[rows.to(self.regions.device)].float()[:, None], k, stride=1)
-            weights = self.part_weights[rows][:, None]
-            contained = k * k * F.avg_pool2d(weights, k, stride=1)
-            shares = torch.maximum(covered.cpu(), contained.clamp(max=1))[:, 0]
-            holds_small_part = F.max_pool2d(weights, k, stride=1)[:, 0] > 1 / k**2
-            shares[~self.annotated[rows]] = math.nan
+        if self.own_regions is not None:
+            covered = pooled(F.avg_pool2d, self.own_regions.float(), k).cpu()
+            contained = k * k * pooled(F.avg_pool2d, self.part_weights, k)
+            shares = torch.maximum(covered, contained.clamp(max=1))
+            holds_small_part = pooled(F.max_pool2d, self.part_weights, k) > 1 / k**2
+            shares[~torch.from_numpy(self.is_marked)] = math.nan
         allowed = torch.ones_like(means, dtype=torch.bool)
         if off_object and self.regions is not None:
             # False for NaN: an image without a region has no window.
@@ -370,7 +383,10 @@ class Interventions:
                   for own, known in zip(allowed.flatten(1).numpy(), has, strict=True)]  # fmt: skip
         tops, controls = (np.stack(np.divmod(np.array(at), wide), 1) for at in (best, random))
         own, own_soft = self._pasted(k, tops, has, off_object, feather=True)
-        control, _ = self._pasted(k, controls, has, off_object)
+        # Patches on the object need controls only where they are listed.
+        turning = np.nan_to_num(own[0]) >= HALF
+        compared = np.isin(self.label, self.label[turning]) if off_object else turning
+        control, _ = self._pasted(k, controls, has & compared, off_object)
         over = shares.flatten(1).numpy()[np.arange(len(best)), best]
         corners = [(int(y), int(x)) if known else (-1, -1) for (y, x), known in zip(tops, has, strict=True)]
         partners, groups = self._alike(k, corners, own[0])
@@ -405,9 +421,9 @@ class Interventions:
         strong = np.flatnonzero(np.nan_to_num(shares[0]) >= HALF).tolist() if feather else []
         if strong:
             again = np.full((n, count, 3), np.nan)
-            jobs = [(e, r) for e in strong for r in range(count)]
+            jobs = [(e, r) for e in strong for r in range(half)]
             self._paste_into(again, jobs, k, corners, off, soft=True)
-            soft[strong] = again[strong, :, 0].mean(1)
+            soft[strong] = again[strong, :half, 0].mean(1)
         return shares, soft
 
     def _paste_into(
@@ -419,7 +435,7 @@ class Interventions:
             return
         e, r = np.array(jobs).T
         to = self.recipients[e, r]
-        make = self._paste(self.image[e], to, k, corners[e], off, soft)
+        make = self._paste(e, to, k, corners[e], off, soft)
         table[e, r] = self.outcomes(len(jobs), make, self.label[e])
 
     def _paste(
@@ -431,8 +447,8 @@ class Interventions:
         off: without the pixels of the donor's object, whose border a window may contain.
         """
         at = self.images.device
-        source, target, corner = (
-            torch.from_numpy(np.asarray(x)).to(at) for x in (donors, recipients, corners)
+        source, target, corner, image = (
+            torch.from_numpy(np.asarray(x)).to(at) for x in (donors, recipients, corners, self.image)
         )
         rows, columns = (torch.arange(n, device=at) for n in self.size)
 
@@ -440,9 +456,9 @@ class Interventions:
             top, left = corner[jobs, 0, None], corner[jobs, 1, None]
             tall, broad = (rows >= top) & (rows < top + k), (columns >= left) & (columns < left + k)
             inside = (tall[:, :, None] & broad[:, None, :])[:, None]
-            given, changed = self.images[source[jobs]], self.images[target[jobs]]
-            if off and self.regions is not None:
-                inside = inside & ~self.regions[source[jobs]][:, None]
+            given, changed = self.images[image[source[jobs]]], self.images[target[jobs]]
+            if off and self.own_regions is not None:
+                inside = inside & ~self.own_regions[source[jobs]][:, None]
             if not soft:
                 return torch.where(inside, given, changed)
             return torch.lerp(changed, given, inside * gaussian_blur(inside.to(changed.dtype), k / 8))
@@ -476,55 +492,49 @@ class Interventions:
         return F.interpolate(window, (PATCH, PATCH), mode="bilinear", antialias=True, align_corners=False)
 
     def removal(self) -> RemovalTest | None:
-        """Answers of annotated images after their region is painted over with the mean colour."""
-        if self.regions is None:
+        """Answers after regions are painted over with the mean colour: a donor's own, all of other images."""
+        if self.regions is None or self.own_regions is None:
             return None
-        rows = self.annotated.nonzero().flatten()
-        painted = baseline_images(self.model, self.images, "mean")
-        at = rows.to(self.images.device)
+        donors = np.flatnonzero(self.is_marked)
+        kept = np.full(len(self.image), np.nan)
+        kept[donors] = self._without(self.own_regions[donors], self.image[donors])[
+            np.arange(len(donors)), self.label[donors]
+        ]
+        labels = np.unique(self.label)
+        other = self.is_other.numpy()[:, labels] & self.annotated.numpy()[:, None]
+        rows = np.flatnonzero(other.any(1))
+        says = np.zeros_like(other)
+        says[rows] = self._without(self.regions[rows], rows)[:, labels]
+        counts = zip(labels.tolist(), other.sum(0).tolist(), (other & says).sum(0).tolist(), strict=True)
+        return RemovalTest(numbers(kept), {c: (n, k) for c, n, k in counts})
 
-        def make(jobs: Tensor) -> Tensor:
-            which = at[jobs]
-            assert self.regions is not None
-            return torch.where(self.regions[which][:, None], painted[which], self.images[which])
-
-        kinds = sorted(set(self.label.tolist()))
-        says = np.zeros((len(self.images), self.is_right.shape[1]), bool)
-        queue = Queue(self.model, self.size, **self.passes)
-        with frozen_eval(self.model.module):
-            jobs = torch.arange(len(rows), device=at.device)
-            logits = queue.predict(
-                len(rows), lambda start, stop: make(jobs[start:stop]), lambda logits, *_: logits
-            )
-        self.inputs[0] += len(rows)
-        says[rows.numpy()] = answers(self.model, logits).cpu().numpy()
-        known = self.annotated.numpy()
-        kept = np.where(known[self.image], says[self.image, self.label].astype(float), np.nan)
-        other = self.is_other.numpy() & known[:, None]
-        others = {c: (int(other[:, c].sum()), int((other[:, c] & says[:, c]).sum())) for c in kinds}
-        return RemovalTest(numbers(kept), others)
+    def _without(self, regions: Tensor, rows: np.ndarray) -> np.ndarray:
+        """Bool array "n k": answers to images whose region is painted over."""
+        images = self.images[torch.from_numpy(rows).to(self.images.device)]
+        images = torch.where(regions[:, None], baseline_images(self.model, images, "mean"), images)
+        self.inputs[0] += len(images)
+        return np.asarray(answers(self.model, all_logits(self.model, images, **self.passes)).cpu().numpy())
 
     def object_shares(self) -> Numbers:
         """By donor: share of the image that its region covers."""
-        if self.regions is None:
+        if self.own_regions is None:
             return ()
-        shares = self.regions.flatten(1).float().mean(1).cpu().numpy()[self.image]
+        shares = self.own_regions.flatten(1).float().mean(1).cpu().numpy()
         return numbers(np.where(shares > 0, shares, np.nan))
 
     def exchange(self) -> ExchangeTest | None:
         """Position scores of each donor's map, less those of other images' maps on the same region."""
-        if self.regions is None:
+        if self.own_regions is None:
             return None
         n, heat = len(self.image), self.heat.flatten(1).cpu()
-        places = torch.from_numpy(self.image)
-        regions = self.regions.flatten(1).cpu()[places].float()
+        regions = self.own_regions.flatten(1).cpu().float()
         budget = max(1, int(BUDGET * heat.shape[1]))
         best = heat.topk(budget, dim=1).indices
         marked = torch.zeros_like(heat).scatter_(1, best, 1.0) * (heat > 0)
         inside = (regions @ marked.T) / marked.sum(1).clamp(min=1)  # "e e": region of i, map of j
         pointing = regions[:, heat.argmax(1)]
         other = torch.from_numpy(self.image[:, None] != self.image[None, :]) & (heat.amax(1) > 0)[None]
-        defined = (self.annotated[places] & (heat.amax(1) > 0) & other.any(1)).numpy()
+        defined = self.is_marked & ((heat.amax(1) > 0) & other.any(1)).numpy()
         columns = []
         for table in (pointing, inside):
             usual = (table * other).sum(1) / other.sum(1).clamp(min=1)
@@ -552,7 +562,7 @@ class Interventions:
     def properties(self, files: Files) -> tuple[PropertyTest, ...]:
         """Transfers of whole-image properties; promising ones get more pairs."""
         pairs, tests = self._pairs(), []
-        for name in (*transfers(self.size, self.has_regions), *(FILE_TRANSFERS if files else ())):
+        for name in (*self.transfers, *(FILE_TRANSFERS if files else ())):
             usable = [pair for pair in pairs if self._has_property(name, pair, files)]
             first = usable[: max(FIRST_PAIRS, 2 * len({pair.label for pair in usable}))]
             turned = self._transferred(name, first, files)
@@ -598,15 +608,21 @@ class Interventions:
         if not pairs:
             return np.zeros((0, 2))
         label, donor, recipient, control = np.array(pairs).T
-        made = self._transfer(name, np.concatenate([donor, control]), np.tile(recipient, 2), files)
-        return self.outcomes(2 * len(pairs), made, np.tile(label, 2))[:, 0].reshape(2, -1).T
+        turned = np.zeros((len(pairs), 2))
+
+        def run(column: int, sources: np.ndarray, rows: np.ndarray) -> None:
+            made = self._transfer(name, sources[rows], recipient[rows], files)
+            turned[rows, column] = self.outcomes(len(rows), made, label[rows])[:, 0]
+
+        run(0, donor, np.arange(len(pairs)))
+        run(1, control, np.flatnonzero(np.isin(label, label[turned[:, 0] > 0])))
+        return turned
 
     def _transfer(
         self, name: str, source: np.ndarray, target: np.ndarray, files: Files
     ) -> Callable[[Tensor], Tensor]:
         """Function that builds inputs: targets with the property of the sources."""
         preprocess, at = self.model.preprocess, self.images.device
-        in_tensors = transfers(self.size, self.has_regions)
 
         def make(jobs: Tensor) -> Tensor:
             to, other = (which[jobs.cpu().numpy()] for which in (target, source))
@@ -617,7 +633,7 @@ class Interventions:
                     [preprocess(FILE_TRANSFERS[name](files[i], files[j])) for i, j in both]
                 ).to(at)
             to, other = (torch.from_numpy(which).to(at) for which in (to, other))
-            changed = in_tensors[name](
+            changed = self.transfers[name](
                 self.colours[to], self.colours[other], self.weights[to], self.weights[other]
             )
             return preprocess.normalise(changed.clamp(0, 1)) if self.is_restored else changed
@@ -709,7 +725,7 @@ class Interventions:
         examples = []
         for e, corner in zip(donors.tolist(), corners, strict=True):
             to = self.recipients[e]
-            make = self._paste(np.repeat(self.image[e], len(to)), to, k, np.tile(corner, (len(to), 1)), off)
+            make = self._paste(np.repeat(e, len(to)), to, k, np.tile(corner, (len(to), 1)), off)
             examples.append(self._example(record, int(self.image[e]), to, make, wanted))
         return tuple(examples)
 
@@ -756,6 +772,11 @@ class Interventions:
                     int(turned[own].sum()), n, int(control[own].sum()), crops=crops, examples=tuple(examples),
                 ))  # fmt: skip
         return sorted(items, key=lambda item: (item.label, item.control_turned - item.turned))
+
+
+def pooled(pool: Callable[..., Tensor], values: Tensor, k: int) -> Tensor:
+    """Mean or maximum of all k x k windows of "e H W", first over rows, then over columns."""
+    return pool(pool(values[:, None], (k, 1), stride=1), (1, k), stride=1)[:, 0]
 
 
 def numbers(column: np.ndarray) -> Numbers:

@@ -38,7 +38,7 @@ from heatproof.metrics.results import Cause, PerClass, PerImage
 from heatproof.metrics.scene import BatchContext
 from heatproof.metrics.stats import as_numbers, same_length
 from heatproof.registry import metric
-from heatproof.types import ArrayLike, Maps, spatial_dims, upsample
+from heatproof.types import ArrayLike, Maps, Truth, size_of, spatial_dims, upsample
 
 BUDGETS = tuple(percent / 100 for percent in range(5, 51, 5))
 KEYS = ("mask_iou", "box_iou", "inside", "reachable", "filled")
@@ -229,6 +229,15 @@ def _keep(pixels: Tensor, ordered: Tensor, count: int) -> Tensor:
 def mask_overlap(first: Tensor, second: Tensor) -> Tensor:
     """Pixels that two masks "b p" share, of the larger one: of the budget where both maps spend it; "b"."""
     return (first & second).sum(1) / torch.maximum(first.sum(1), second.sum(1))
+
+
+def object_regions(truth: Truth | None, images: Tensor) -> Tensor:
+    """Masks "b H W" of annotated objects: the mask of an image, else its boxes; all False without any."""
+    size = size_of(images)
+    if truth is None or not (truth.masks or truth.boxes):
+        return torch.zeros(len(images), *size, dtype=torch.bool)
+    masks = torch.stack(list(truth.masks.values())).any(0).cpu() if truth.masks else None
+    return _truth(_corners(truth.boxes, len(images), size) if truth.boxes else None, masks, size)[1]
 
 
 def _truth(

@@ -3,8 +3,8 @@
 Evidence without a place: no window holds a tint, a frame or a blur. Each function takes the images that shall
 change ("n c H W" in [0, 1]), the images whose property they get, and weights of the pixels from which
 statistics are estimated: 1 off the object, 0 on it (all 1 without annotations). With annotations, colours,
-illumination, sharpness and noise are thus those of the background, and the object keeps its pixels: an object
-whose own colour or brightness is its class is no finding.
+illumination, sharpness, noise and texture are thus those of the backgrounds, and the whole image takes them
+over: a tint covers objects too, while an object whose own colour is its class is no finding.
 
     colour         mean and standard deviation of each channel
     illumination   the image under a Gaussian of 1/6 of its side
@@ -117,7 +117,8 @@ def texture(images: Tensor, others: Tensor, weights: Tensor, other_weights: Tens
     own, phase = _spectrum(images, weights)
     missing = (_spectrum(others, other_weights)[0] - own).clamp(min=0)
     missing[..., 0, 0] = 0  # the mean is a colour
-    return images + torch.fft.irfft2(torch.polar(missing, phase), s=images.shape[-2:])
+    added: Tensor = torch.fft.irfft2(torch.polar(missing, phase), s=images.shape[-2:])
+    return images + added
 
 
 def pasted(mask: Tensor) -> Transfer:
@@ -129,23 +130,15 @@ def pasted(mask: Tensor) -> Transfer:
     return transfer
 
 
-def off_object(transfer: Transfer) -> Transfer:
-    """The transfer without effect on the object."""
-
-    def changed(images: Tensor, others: Tensor, weights: Tensor, other_weights: Tensor) -> Tensor:
-        return torch.where(weights[:, None] > 0, transfer(images, others, weights, other_weights), images)
-
-    return changed
+STATISTICS: dict[str, Transfer] = {
+    "colour": colour, "illumination": illumination, "sharpness": sharpness, "noise": noise,
+    "texture": texture,
+}  # fmt: skip
 
 
 def transfers(size: tuple[int, int], with_regions: bool) -> dict[str, Transfer]:
     """By name, the transfers that need no files. with_regions: whether objects are annotated."""
-    statistics = {"colour": colour, "illumination": illumination, "sharpness": sharpness, "noise": noise,
-                  "texture": texture}  # fmt: skip
-    named: dict[str, Transfer] = {name: off_object(transfer) for name, transfer in statistics.items()}
-    if with_regions:
-        named["background"] = background
-        named |= {f"{name}, whole image": transfer for name, transfer in statistics.items()}
+    named = STATISTICS | ({"background": background} if with_regions else {})
     for name in ("frame", *PLACES):
         mask = region_mask(name, size)
         assert mask is not None

@@ -438,7 +438,8 @@ class _StoredGroup:
             why = str(error)
         if isinstance(by_method, EvidenceRecord):  # about the network, whichever maps chose its patches
             record = replace(by_method, checkpoint=self.unit.checkpoint)
-            self.records[evidence_file(self.folder.path, record.checkpoint)] = record.as_json()
+            path = evidence_file(self.folder.path, record.checkpoint, request.text)
+            self.records[path] = record.as_json()
             yield from (("", cell) for cell in cells(request, record.scores))
             return
         if not request.per_method:

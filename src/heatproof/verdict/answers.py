@@ -124,6 +124,14 @@ class ClassAnswer:
         return f"{self.name}: {USES[self.answer]}; {self.test}"
 
 
+MISSED = 0.2  # share of networks with a kind of shortcut from which on the limits name the kind
+CUES = {
+    "anywhere": "a token anywhere", "inside": "a token inside the object", "corner": "a corner mark",
+    "word": "a printed word", "frame": "a frame", "tint": "a tint", "texture": "a texture",
+    "sharpness": "sharpness",
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class NetworkAnswer:
     """Whether the network uses the object, and what was found to turn its answers."""
@@ -148,6 +156,22 @@ class NetworkAnswer:
         """Evidence for a person to judge: what recurs, and without annotations also properties."""
         properties = [item for item in self.evidence if item.kind == "property" and not self.has_regions]
         return [*self.recurring, *properties]
+
+    @property
+    def measured(self) -> str:
+        """Measured error rates of this answer with annotated objects, and the kinds that are often missed."""
+        if not self.is_tested or "all" not in self.rates:
+            return ""
+        shares = [rate_text(self.rates["all"][key]) for key in ("called_fine", "accused", "undecided")]
+        stated = {CUES[kind]: self.rates[kind]["stated"] for kind in CUES if kind in self.rates}
+        missed = [name for name, rate in stated.items() if rate["n"] and 1 - rate["share"] > MISSED]
+        text = (
+            f"What the network uses: of {self.rates['networks']} networks that were not used to choose "
+            f"limits, {shares[0]} of those with a planted shortcut were judged to use the object, "
+            f"{shares[1]} of those without one were judged to use something else, and {shares[2]} stayed "
+            "undecided."
+        )
+        return text + f" Missed in more than {MISSED:.0%}: {listed(missed)}." * bool(missed)
 
     def __str__(self) -> str:
         return "\n".join([f"{self.note}.", *(f"  {answer}" for answer in self.classes)])
@@ -248,15 +272,15 @@ class Verdict:
         """Measured error rates of such a verdict; "" if no test that votes was calibrated."""
         known = self.rates.get("rates") or {}
         if not known or not any(test.votes for method in self.methods for test in method.tests):
-            return ""
-        shares = [f"{known[kind]['share']:.1%} ({known[kind]['low']:.1%} to {known[kind]['high']:.1%}, "
-                  f"n = {known[kind]['n']})" for kind in ("false_alarm", "miss", "undecided")]  # fmt: skip
-        return (
+            return self.network.measured
+        shares = [rate_text(known[kind]) for kind in ("false_alarm", "miss", "undecided")]
+        text = (
             f"Error rates, measured on {known['networks']} networks with planted evidence that were not used "
             f"to choose thresholds: {shares[0]} of the methods that follow were judged not to follow; "
             f"{shares[1]} of the maps known not to follow were judged to follow; {shares[2]} of the methods "
             "stayed undecided."
         )
+        return " ".join(filter(None, [text, self.network.measured]))
 
     def follows(self, method: str) -> Claim:
         """Whether the maps of a method follow the network; undecided is no, with what would decide it.
@@ -340,6 +364,11 @@ class Verdict:
         table = plain_table(["of", "answer", "why"], rows) if rows else ""
         alarms = "".join(f"<p>{text('Alarm: ' + alarm['sentence'])}</p>" for alarm in self.alarms_here)
         return f"<h3>{text(self.headline)}</h3><p>{text(self.sentence)}</p>{alarms}{table}"
+
+
+def rate_text(rate: Mapping[str, Any]) -> str:
+    """A measured share with its interval."""
+    return f"{rate['share']:.1%} ({rate['low']:.1%} to {rate['high']:.1%}, n = {rate['n']})"
 
 
 def listed(names: Sequence[str], last: str = "and", most: int | None = None) -> str:

@@ -349,8 +349,10 @@ def read_run(folder: RunFolder, model: str | None = None, checkpoint: str | None
 
 
 def read_evidence(folder: RunFolder, checkpoint: str) -> EvidenceRecord | None:
-    """The record of the metric evidence at a checkpoint; None if the run has none."""
+    """The record of the metric evidence at a checkpoint, without options if possible; None without one."""
     path = evidence_file(folder.path, checkpoint)
+    variants = sorted(path.parent.glob(f"{evidence_file(folder.path, checkpoint, f'{FOLDER}(').stem}*.json"))
+    path = path if path.exists() or not variants else variants[0]
     record = known_record(path)
     try:
         return None if record is None else EvidenceRecord.from_json(record)

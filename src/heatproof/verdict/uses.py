@@ -18,6 +18,8 @@ the answer and whose control does not, k- the opposite:
                  bounds, exchange is surely above 0, and a method that chose the patches follows the network
     undecided    anything else; always without annotated objects
 
+A class without objects beside annotated ones ("no code") is "yes" if none of its patches, wherever they lie,
+and none of its properties turns other images; its patches never give a "no", since they may cover an object.
 One class with "no" decides for the network; "yes" needs "yes" for every class. Effects and bounds were chosen
 on one half of networks with planted evidence, error rates measured on the other half (rates.json).
 """
@@ -27,6 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -105,10 +108,23 @@ def paired_test(name: str, ahead: int, behind: int, n: int, title: str = "") -> 
     title = title or TITLES[name]
     if not n:
         return Test(name, title, "undecided", math.nan, math.nan, math.nan, 0), 1.0
+    low, high, p = _exact(ahead, behind, n)
+    value, less = (ahead - behind) / n, behind / n
+    return Test(name, title, "undecided", value, low - less, high - less, n), p
+
+
+@lru_cache(maxsize=4096)  # the same counts come again and again
+def _exact(ahead: int, behind: int, n: int) -> tuple[float, float, float]:
+    """Clopper-Pearson interval of ahead of n, and the p value of ahead > behind."""
     low, high = binomtest(ahead, n).proportion_ci(0.95)
     p = binomtest(ahead, ahead + behind, 0.5, "greater").pvalue if ahead + behind else 1.0
-    value, less = (ahead - behind) / n, behind / n
-    return Test(name, title, "undecided", value, float(low) - less, float(high) - less, n), float(p)
+    return float(low), float(high), float(p)
+
+
+def _paired(name: str, turned: np.ndarray, control: np.ndarray, title: str = "") -> tuple[Test, float]:
+    """The paired test of two bool arrays; where nothing turns, there are no controls."""
+    behind = int((control & ~turned).sum()) if turned.any() else 0
+    return paired_test(name, int((turned & ~control).sum()), behind, len(turned), title)
 
 
 def _turning(tests: Sequence[PatchTest], control: bool = False) -> np.ndarray:
@@ -117,21 +133,28 @@ def _turning(tests: Sequence[PatchTest], control: bool = False) -> np.ndarray:
     return np.where(np.isfinite(table).any(0), (np.nan_to_num(table) >= HALF).any(0), np.nan)
 
 
+def has_objects(record: EvidenceRecord, group: Group) -> bool:
+    """Whether a donor of the group has an annotated object; True if no image of the record has one."""
+    shares = np.array(record.object_share, float)
+    return not record.has_regions or bool(np.isfinite(shares[group.donors]).any())
+
+
 def group_tests(record: EvidenceRecord, group: Group) -> Tests:
     """The tests of a group with their p values."""
-    own, control = (_turning(record.off_object, c)[group.donors] for c in (False, True))
+    patches = record.off_object if has_objects(record, group) else record.anywhere
+    own, control = (_turning(patches, c)[group.donors] for c in (False, True))
     known = np.isfinite(own)
-    ahead, behind = int(((own == 1) & (control == 0)).sum()), int(((own == 0) & (control == 1)).sum())
-    tests = {"transplant": paired_test("transplant", ahead, behind, int(known.sum()))}
+    tests = {"transplant": _paired("transplant", own[known] == 1, control[known] == 1)}
+    if patches is not record.off_object:
+        tests["transplant"] = tests["transplant"][0], 1.0
     for of in record.properties:
         chosen = np.isin(np.array(of.label), group.labels)
         turned, beside = np.array(of.turned, bool)[chosen], np.array(of.control, bool)[chosen]
-        counts = int((turned & ~beside).sum()), int((beside & ~turned).sum()), int(chosen.sum())
-        if counts[2]:
-            tests[f"property: {of.name}"] = paired_test("property", *counts, f"{of.name}, transferred")
+        if len(turned):
+            tests[f"property: {of.name}"] = _paired("property", turned, beside, f"{of.name}, transferred")
     recurring = record.recurring()[group.donors]
     tests["recurring"] = paired_test("recurring", int(recurring.sum()), 0, len(recurring))
-    if record.removal is not None:
+    if record.removal is not None and has_objects(record, group):
         tests["removal"] = _removal(record, group), 1.0
     if record.exchange is not None:
         # Over all classes: one class of two is often recognised by the absence of the other's features, and
@@ -237,7 +260,7 @@ def decide(
         return "no", shortcuts
     bounds = {"transplant": effects.transplant_bound, "recurring": effects.recurring_bound,
               "removal": effects.removal_bound}  # fmt: skip
-    is_clear = all(key in tests and tests[key][0].high < bound for key, bound in bounds.items())
+    is_clear = all(tests[key][0].high < bound for key, bound in bounds.items() if key in tests)
     properties = [test.value for key, (test, _) in tests.items() if key.startswith("property")]
     is_clear &= max(properties, default=math.inf) < effects.property_bound
     return ("yes" if is_clear and follows and tests["exchange"][1] < LEVEL else "undecided"), shortcuts

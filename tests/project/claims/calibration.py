@@ -112,7 +112,7 @@ def calibration() -> Page:
         "an earlier run of 38 pairs of the same population",
         "the box of the object covers 10, 30 or 60 % of the image; 80 or 100 % of a class have its cue",
         "the cue changes at most 10 % of B's answers", "fewer than 80 % of the images, are left out",
-        "tiny networks (32 and 48 pixels;", "The 64 pairs of larger networks",
-        "after a look at the first 18 of these pairs, of both halves", "--processes 8",
+        "The plan has 104 pairs: 64 of larger networks", "and 40 of tiny ones (32 and 48 pixels)",
+        "two pairs of scenes with boxes of 30 % have too few photographs",
     )  # fmt: skip
     return page

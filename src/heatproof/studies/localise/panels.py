@@ -32,16 +32,8 @@ from heatproof.images import Source
 from heatproof.images.files import Box
 from heatproof.images.loader import batches
 from heatproof.metrics import centre_bias, insertion_deletion
-from heatproof.metrics.interventions import (
-    ALIKE,
-    OFF_OBJECT,
-    PATCH,
-    SIDES,
-    evidence,
-    regions_of,
-    similarities,
-)
-from heatproof.metrics.localisation import budget_masks
+from heatproof.metrics.interventions import ALIKE, OFF_OBJECT, PATCH, SIDES, evidence, similarities
+from heatproof.metrics.localisation import budget_masks, object_regions
 from heatproof.models import Model
 from heatproof.registry import parse_call
 from heatproof.report.panels import Tile, explains, panel, sheet
@@ -207,9 +199,8 @@ class Studio:
         return {
             valid_unicode(name): value
             for batch in self.held
-            for name, value in zip(
-                batch.ids, centre_bias(regions_of(batch).float())["centre_bias"].tolist(), strict=True
-            )
+            for regions in [object_regions(batch.truth, batch.images).float()]
+            for name, value in zip(batch.ids, centre_bias(regions)["centre_bias"].tolist(), strict=True)
         }
 
     def shared(self) -> tuple[Table | None, list[Path]]:
@@ -252,7 +243,7 @@ class Studio:
         results, texts, loaded = self.results, [], self.held
         images = torch.cat([batch.images for batch in loaded])
         labels = [results.labels[valid_unicode(name)] for batch in loaded for name in batch.ids]
-        regions = torch.cat([regions_of(batch) for batch in loaded])
+        regions = torch.cat([object_regions(batch.truth, batch.images) for batch in loaded])
         try:
             record = evidence(
                 labels, model=self.model, images=images, regions=regions, methods=self.methods[:1],
