@@ -114,9 +114,9 @@ def uses() -> str:
         f"{' and '.join(f'{side:.2f}' for side in form['sides'])} of the side, statistics transferred to the "
         f"{form['statistics']}. A shortcut is stated from an effect of {effects['transplant']:g} "
         f"(transplant) or {effects['property']:g} (property) on. The larger networks alone, which had not "
-        f"been looked at before: {_counts(larger)}. The tiny ones: {_counts(tiny)}. Without regions nothing "
-        f"is judged; evidence recurs in {sum(recurs['cheats'])} of {len(recurs['cheats'])} cheating and "
-        f"{sum(recurs['clean'])} of {len(recurs['clean'])} clean networks. {_missed(rates)}"
+        f"been looked at before: {_counts(larger)}. The tiny ones: {_counts(tiny)}. Without "
+        f"regions nothing is judged; evidence recurs in {sum(recurs['cheats'])} of {len(recurs['cheats'])} "
+        f"cheating and {sum(recurs['clean'])} of {len(recurs['clean'])} clean networks. {_missed(rates)}"
     )
 
 
