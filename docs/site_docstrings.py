@@ -17,12 +17,12 @@ class Examples(griffe.Extension):
 
     def on_module(self, *, mod: griffe.Module, **_: Any) -> None:
         """Read metrics that `members` makes, which are assignments in the source, from the functions."""
-        made = [name for name, own in mod.attributes.items() if re.match(r"_\w*score\(", str(own.value))]
-        if made:
+        if any("members(" in str(own.value) for own in mod.attributes.values()):
             import_module(mod.path)  # griffe reads what is imported, and imports with another sys.path
-            live = griffe.inspect(mod.path)
-            for name in made:
-                mod.set_member(name, live.members[name])
+            for name, own in griffe.inspect(mod.path).members.items():
+                known = mod.members.get(name)
+                if not own.is_alias and own.is_function and (known is None or known.is_attribute):
+                    mod.set_member(name, own)
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is not None:
