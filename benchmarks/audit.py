@@ -32,7 +32,8 @@ from heatproof.run.profile import Profiler, profiling
 from heatproof.timeline import FRAME
 
 ANNOTATION = {"boxes", "masks"}
-OWN_INPUTS = {"adversarial_fragility", "grid_pointing", "disconnected_grid"}
+# Metrics with inputs of their own, and metrics of later versions: times are compared with those of 0.2.
+OWN_INPUTS = {"adversarial_fragility", "grid_pointing", "disconnected_grid", "model_edit"}
 FULL = [*CAMS, "gradient", "integrated-gradients", "lime", "random", "edges"]
 SMALL = [*CAMS, "gradient", "integrated-gradients(steps=8)", "lime(samples=32)", "random", "edges"]
 FEWER = {"insertion": "steps=10", "deletion": "steps=10", "randomisation": "depths=2", "fragility": "draws=1",

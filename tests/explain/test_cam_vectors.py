@@ -217,6 +217,16 @@ def test_cam_is_the_classifier_at_every_position(classes: int) -> None:
     torch.testing.assert_close(maps["cam"].values.relu(), maps["gradcam"].values * 64, rtol=1e-4, atol=1e-5)
 
 
+def test_cam_restores_the_network_and_does_not_depend_on_the_batch() -> None:
+    network, images = pooled_network(4).train(), torch.randn(4, 3, 8, 8)
+    together, one_by_one = (
+        explain(network, images, "cam", targets=2, batch_size=size)["cam"].values for size in (4, 1)
+    )
+    torch.testing.assert_close(together, one_by_one)
+    assert network.training and all(p.requires_grad and p.grad is None for p in network.parameters())
+    assert not any(part._forward_hooks for part in network.modules())
+
+
 def test_cam_refuses_another_head_in_one_sentence() -> None:
     deep = nn.Sequential(*pooled_network(6), nn.ReLU(), nn.Linear(6, 3)).eval()
     with pytest.raises(

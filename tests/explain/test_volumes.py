@@ -18,10 +18,12 @@ WITH_VOLUMES = [entry.name for entry in explainers if entry.volumes]
 # Along a constant third axis these say the same in each slice. The others draw in three dimensions (noise,
 # superpixels) or know where the middle of a volume is.
 CONSTANT = {
-    "ablationcam": "", "deeplift": "", "edges": "", "eigencam": "", "eigengradcam": "", "fullgrad": "",
+    "ablationcam": "", "cam": "",
+    "deeplift": "", "edges": "", "eigencam": "", "eigengradcam": "", "fullgrad": "",
     "gradcam": "", "gradcam++": "", "gradient": "", "gradient-x-input": "", "guided-backprop": "",
     "hirescam": "", "integrated-gradients": "(steps=4)", "layercam": "", "lrp": "", "ms-gradcam++": "",
-    "occlusion": "(window=4, stride=2)", "scorecam": "", "smoothgrad": "(samples=2, noise=0)", "xgradcam": "",
+    "occlusion": "(window=4, stride=2)", "scorecam": "",
+    "smooth-gradcam++": "(samples=2, noise=0)", "smoothgrad": "(samples=2, noise=0)", "xgradcam": "",
 }  # fmt: skip
 DIFFERENT = {"centre", "gradient-shap", "guided-ig", "kernel-shap", "lime", "random"}
 QUICK = {"kernel-shap": "(samples=20)", "lime": "(samples=20)", "guided-ig": "(steps=3)"}

@@ -80,6 +80,7 @@ class Given:
             "untrained": lambda f: f({"gradcam": self.maps}, **inputs),
             "method_agreement": lambda f: f({"a": self.maps, "b": self.other}, budget=BUDGET),
             "ssim": lambda f: f(self.maps, self.maps),
+            "structure_parts": lambda f: f(self.maps, {"lung": self.mask, "rest": self.other > 0.8}),
             "grid_pointing": lambda f: f(**inputs, labels=self.labels),
             "disconnected_grid": lambda f: f(**inputs, labels=self.labels),
         }
@@ -101,9 +102,17 @@ def numbers(result: Any) -> dict[str, Tensor]:
 # Along a constant third axis a distance is measured against a longer diagonal, and so is what it is part of;
 # quantiles lie between other pixels; random weights are others.
 DRAWN = ("ssim", "spearman", "kept", "null", "excess", "entropy")
-NEAR = {"auc_f": 0.03, "auc_t": 0.03, "auc_bg": 0.03}
+NEAR = {
+    "auc_f": 0.03,
+    "auc_t": 0.03,
+    "auc_bg": 0.03,
+    "coverage_lung": 0.03,
+    "coverage_rest": 0.03,
+    "coverage_outside": 0.03,
+}
 OTHERWISE = {
     "dts",
+    "distance",
     "score",
     "centre_bias",
     "gradcam weights",

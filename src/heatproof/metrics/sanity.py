@@ -32,6 +32,7 @@ who search for the worst (adversarial.py).
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -62,6 +63,7 @@ KINDS = ("ssim", "spearman")
 NEVER_DEFINED = "the similarity is not defined at any depth"
 NOT_UNDONE = "no bias of the first layer undoes the shift: the logits differ"
 CHANGED = "the noise changed the prediction or left no map to compare, in every draw"
+NO_CLASSES = "model_edit exchanges two classes, and the network's head has none"
 NOT_SWAPPED = "no two rows of the last layer's weights exchange the classes' logits"
 BLANK_EDIT = "a map is constant before or after the edit"
 TOLERANCE = 1e-3  # of the largest logit; rounding alone stays far below
@@ -320,6 +322,10 @@ def model_edit(
     model, inputs, targets = bound(model, images, targets)
     explain_all = _Explain(methods, budget, layer=layer, seed=seed, **passes)
     before = explain_all.original(model, inputs, targets, known)
+    if not model.head.names_classes:
+        undefined = torch.full((len(inputs),), math.nan)
+        parts, cause = dict.fromkeys(("zeroed", "swapped"), undefined), Cause(NO_CLASSES, undefined.isnan())
+        return {method: PerImage(parts, [cause]) for method in before}
     explained = next(iter(before.values())).explained.to(inputs.device)
     edited = replace(copy_of(model), accelerate=False)  # recorded passes would repeat an earlier edit
     with frozen_eval(edited.module):

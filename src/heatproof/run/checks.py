@@ -168,13 +168,13 @@ def check_truth(requests: Sequence[MetricRequest], source: Source, targets: str 
             raise InputError(f"{where} labels, but the images have none; leave it out or use labelled images")
         if "boxes" in needs and not (source.boxed or source.parts):
             raise InputError(f"{where} boxes or masks, but the images have none; leave it out")
-        if "masks" in needs and not source.parts:
-            raise InputError(f"{where} masks, but the images have none; add a column mask_NAME for each part")
         wanted = PARTS_OF_A_CODE if "masks" in needs and request.entry.bundle else ()
         if missing := [part for part in wanted if part not in source.parts]:
             raise InputError(
                 f"{where} masks of finder, timing and box, but {missing[0]} is missing; leave it out"
             )
+        if "masks" in needs and not source.parts:
+            raise InputError(f"{where} masks, but the images have none; add a column mask_NAME for each part")
         by_label = (targets or ("label" if source.labelled else "")) == "label"
         if request.entry.compares_checkpoints and "labels" not in needs and by_label:
             raise InputError(f"{where} maps of the predicted class; set run.targets = 'predicted'")

@@ -42,7 +42,7 @@ def limited_memory(device: str | torch.device) -> Iterator[None]:
             f"{VARIABLE} is a share of the free memory, from 0 to 1; got {os.environ[VARIABLE]!r}"
         )
     device = torch.device(device)
-    if device.type != "cuda":
+    if device.type != "cuda" or not torch.cuda.is_available():  # the study's checks refuse a missing device
         yield
         return
     if device.index is None:
@@ -69,10 +69,11 @@ def in_parts(
 ) -> Iterator[tuple[Result, int]]:
     """Yield work(start, stop) for all inputs, and the number of inputs; parts are halved if memory runs out.
 
+    Without inputs, work(0, 0) is called once: a batch may consist of images that cannot be read.
     size: largest part for the number of inputs left; default: all. shrunk: called with each smaller size.
     """
     start, most, waits = 0, count, list(WAITS if model.device.type == "cuda" else ())
-    while start < count:
+    while start < count or count == 0:
         stop = start + min(most, size(count - start) if size else count - start)
         results: list[Result] = []
         try:
@@ -82,6 +83,8 @@ def in_parts(
                 raise
         if results:
             yield results.pop(), stop - start
+            if count == 0:
+                return
             start = stop
             continue
         release_memory(model, stop - start)  # outside the handler, since the traceback keeps tensors alive
