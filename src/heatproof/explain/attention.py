@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import reduce
 from typing import Any
 
 import torch
@@ -36,8 +37,7 @@ def rollout(trace: Trace) -> Tensor:
     @torch.no_grad()
     def work(start: int, stop: int) -> Tensor:
         inputs = trace.model.ready(trace.images[start:stop])
-        recorder = AttentionRecorder("rollout", trace.model)
-        with recorder:
+        with AttentionRecorder("rollout", trace.model) as recorder:
             trace.model.forward(inputs)
         means = (at_least_float(weights).mean(1) for weights in recorder.of(inputs))
         return recorder.flow((mean / 2 for mean in means), 0.5, inputs)
@@ -56,8 +56,7 @@ def chefer(trace: Trace) -> Tensor:
     def work(start: int, stop: int) -> Tensor:
         with torch.inference_mode(False), torch.enable_grad():
             inputs = trace.model.ready(trace.images[start:stop]).detach().clone().requires_grad_()
-            recorder = AttentionRecorder("chefer", trace.model)
-            with recorder:
+            with AttentionRecorder("chefer", trace.model) as recorder:
                 logits = trace.model.forward(inputs)
             maps = recorder.of(inputs)
             score = trace.model.scores(logits, trace.targets[start:stop]).sum()
@@ -137,10 +136,8 @@ class AttentionRecorder(Rules):
 
     def flow(self, steps: Iterable[Tensor], residual: float, inputs: Tensor) -> Tensor:
         """Maps "b h w": the class token's row (else the mean row) of prod_l (step_l + residual I)."""
-        product: Any = 1.0
-        for step in steps:
-            whole = step + residual * torch.eye(step.shape[-1], device=step.device, dtype=step.dtype)
-            product = whole @ product if isinstance(product, Tensor) else whole
+        whole = (step + residual * torch.eye(step.shape[-1]).to(step) for step in steps)
+        product = reduce(lambda below, above: above @ below, whole)
         layout = self.layout(product, inputs)
         row = product[:, 0] if layout.prefix else product.mean(1)
         return layout.picture(row[..., None])[:, 0]

@@ -1,7 +1,7 @@
 """C-Score over training: consistency of the maps of a class at every checkpoint.
 
     split     four fifths of the images train, one fifth is held out, each class in proportion
-    train     two phases (train/protocols.py), weights kept at seven epochs; or existing weights are used
+    train     two phases (train/protocols.py), weights stored at seven epochs; or existing weights are used
     run       six CAMs at every checkpoint on the held-out images, C-Score per class: the engine
     sweep     the C-Score of every CAM at every depth of the network, at the end of each phase
     report    tables, alarms, recommendations and figures on a page (results.py)
@@ -200,7 +200,9 @@ def check(settings: CscoreSettings) -> tuple[Source, Path]:
         )
     last = settings.last_epoch
     if not settings.checkpoints and not any(1 <= epoch <= last for epoch in settings.keep):
-        raise InputError(f"no checkpoint would be kept: there are {last} epochs and keep names none of them")
+        raise InputError(
+            f"no checkpoint would be stored: there are {last} epochs and keep names none of them"
+        )
     return source, root
 
 

@@ -137,6 +137,8 @@ class CscoreSettings(Settings):
             raise InputError(
                 "seeds are of trainings, and existing checkpoints are not trained; leave one out"
             )
+        if len(set(self.seeds)) < len(self.seeds):
+            raise InputError(f"seeds must differ; got {','.join(map(str, self.seeds))}")
         for name in ("checkpoints", "layer", "options"):
             if len(self.networks) > 1 and getattr(self, name):
                 raise InputError(
