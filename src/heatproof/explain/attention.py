@@ -37,7 +37,8 @@ def rollout(trace: Trace) -> Tensor:
     @torch.no_grad()
     def work(start: int, stop: int) -> Tensor:
         inputs = trace.model.ready(trace.images[start:stop])
-        with AttentionRecorder("rollout", trace.model) as recorder:
+        recorder = AttentionRecorder("rollout", trace.model)
+        with recorder:
             trace.model.forward(inputs)
         means = (at_least_float(weights).mean(1) for weights in recorder.of(inputs))
         return recorder.flow((mean / 2 for mean in means), 0.5, inputs)
@@ -56,7 +57,8 @@ def chefer(trace: Trace) -> Tensor:
     def work(start: int, stop: int) -> Tensor:
         with torch.inference_mode(False), torch.enable_grad():
             inputs = trace.model.ready(trace.images[start:stop]).detach().clone().requires_grad_()
-            with AttentionRecorder("chefer", trace.model) as recorder:
+            recorder = AttentionRecorder("chefer", trace.model)
+            with recorder:
                 logits = trace.model.forward(inputs)
             maps = recorder.of(inputs)
             score = trace.model.scores(logits, trace.targets[start:stop]).sum()
