@@ -91,7 +91,8 @@ def mean_rise(trainings: Sequence[Phases], seed: int = 0) -> tuple[float, float]
     """
 
     def rise(scores: np.ndarray, late: np.ndarray) -> np.ndarray:
-        return late @ scores / late.sum(1) - ~late @ scores / (~late).sum(1)
+        changes: np.ndarray = late @ scores / late.sum(1) - ~late @ scores / (~late).sum(1)
+        return changes
 
     known = [(scores[~np.isnan(scores)], late[~np.isnan(scores)]) for scores, late in trainings]
     known = [(scores, late) for scores, late in known if 0 < late.sum() < len(late)]
