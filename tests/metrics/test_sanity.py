@@ -385,6 +385,12 @@ def test_model_edit_equals_networks_edited_by_hand(classes: int, images: Tensor)
     assert all(torch.allclose(alone[k], result["gradient"][k][1:2], atol=1e-4) for k in alone)
 
 
+def test_model_edit_refuses_a_single_label(images: Tensor) -> None:
+    model = Model(small_cnn(1).eval(), head="multilabel")
+    with pytest.raises(InputError, match=r"exchanges two labels, and .* has one"):
+        model_edit("gradcam", model=model, images=images)
+
+
 def test_model_edit_is_undefined_where_no_row_belongs_to_a_class(images: Tensor) -> None:
     class Reversed(nn.Module):
         """The last layer with weights has other classes than the output."""
