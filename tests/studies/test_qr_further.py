@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +219,13 @@ def test_guidance_names_what_the_tables_say() -> None:
     assert [method for _, method in given["order"]] == ["gradcam", "xgradcam", "eigengradcam", "layercam"]
     assert given["leaky"] == ["layercam"] and given["cells"] == []
     assert {depth for _, depth in given["depths"]} == set(DEPTHS)
+
+
+def test_a_study_may_return_to_curves_of_the_subset(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path / "out")
+    again = [*SMALL, "--curves", "subset", "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(main, ["study", "qr", *again])
+    assert result.exit_code == 0, result.output
 
 
 def test_two_studies_on_one_page(finished: Path, tmp_path: Path) -> None:

@@ -210,8 +210,8 @@ def engine_run(
         "classes": [str(CODE)], "limit": settings.subset if name == "subset" else None,
     }  # fmt: skip
     config = run_config(
-        settings, in_order(folder / name, "methods", methods), metrics, model, images,
-        preprocess={"size": [settings.size, settings.size], "resize": settings.size},
+        settings, in_order(folder / name, "methods", methods), in_order(folder / name, "metrics", metrics),
+        model, images, preprocess={"size": [settings.size, settings.size], "resize": settings.size},
     )  # fmt: skip
     return named_run(folder, name, config, progress).folder
 
