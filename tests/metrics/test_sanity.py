@@ -30,6 +30,7 @@ from heatproof.metrics.sanity import (
 from heatproof.metrics.stats import above_floors
 from heatproof.models import derived
 from heatproof.models.derived import copy_of, reinitialise, untrained_copy
+from heatproof.models.heads import Multilabel
 from heatproof.models.model import Model
 
 HEAD_FIRST = ["11", "7", "4", "1", "0"]  # modules of small_cnn with weights
@@ -386,7 +387,7 @@ def test_model_edit_equals_networks_edited_by_hand(classes: int, images: Tensor)
 
 
 def test_model_edit_refuses_a_single_label(images: Tensor) -> None:
-    model = Model(small_cnn(1).eval(), head="multilabel")
+    model = Model(small_cnn(1).eval(), head=Multilabel())
     with pytest.raises(InputError, match=r"exchanges two labels, and .* has one"):
         model_edit("gradcam", model=model, images=images)
 

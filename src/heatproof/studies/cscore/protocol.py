@@ -124,13 +124,14 @@ def networks_study(
         build(study, len(check(study)[0].classes))
     outcomes = [cscore_study(study, progress, training) for study in own]
     names = [study.model + f", seed {study.seed}" * bool(settings.seeds) for study in own]
-    pages = {n: f"{o.out.name}/{done.page.name}" for n, o, done in zip(names, own, outcomes, strict=True)}
     read = [results.read_network(study.out, name) for study, name in zip(own, names, strict=True)]
     networks = [*read, *finished]
     names = [network.name for network in networks]
     for k, name in enumerate(names):
         if names.count(name) > 1:
             networks[k] = replace(networks[k], name=f"{name} ({k + 1})")
+    done = zip(networks, own, outcomes, strict=False)  # finished studies have no page here
+    pages = {network.name: f"{study.out.name}/{outcome.page.name}" for network, study, outcome in done}
     return CscoreOutcome(results.write_networks(settings.out, networks, pages), [o.run for o in outcomes])
 
 
