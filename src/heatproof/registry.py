@@ -85,6 +85,12 @@ class Explainer(Entry):
     sufficient_repeats: Mapping[str, int] = field(default_factory=dict)
     forward_only: bool = False  # whether it needs outputs of the network only, no layers or gradients
     precomputed: bool = False  # whether its maps are read from files, so that it cannot be run again
+    own_gradients: bool = False  # whether it computes gradients in passes of its own
+
+    @property
+    def reads_gradients(self) -> bool:
+        """Whether it uses gradients, of the shared pass or of its own."""
+        return self.own_gradients or not {"gradients", "scales", "input_gradient"}.isdisjoint(self.needs)
 
     def __call__(self, function: Function) -> Function:
         explainers.add(replace(self, function=function))

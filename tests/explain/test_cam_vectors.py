@@ -227,6 +227,14 @@ def test_cam_restores_the_network_and_does_not_depend_on_the_batch() -> None:
     assert not any(part._forward_hooks for part in network.modules())
 
 
+def test_cam_ignores_hidden_layers_with_fewer_outputs_than_classes() -> None:
+    narrow = [nn.Conv2d(6, 2, 1), nn.ReLU(), nn.Conv2d(2, 6, 1), nn.ReLU()]
+    network = nn.Sequential(*pooled_network(4)[:4], *narrow, *pooled_network(4)[4:]).eval()
+    images = torch.randn(1, 3, 8, 8)
+    expected = torch.einsum("c,bchw->bhw", network[-1].weight[3], network[:8](images)).detach()
+    torch.testing.assert_close(explain(network, images, "cam", 3)["cam"].values, expected)
+
+
 def test_cam_refuses_another_head_in_one_sentence() -> None:
     deep = nn.Sequential(*pooled_network(6), nn.ReLU(), nn.Linear(6, 3)).eval()
     with pytest.raises(

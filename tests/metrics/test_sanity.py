@@ -30,6 +30,7 @@ from heatproof.metrics.sanity import (
 from heatproof.metrics.stats import above_floors
 from heatproof.models import derived
 from heatproof.models.derived import copy_of, reinitialise, untrained_copy
+from heatproof.models.heads import Multilabel
 from heatproof.models.model import Model
 
 HEAD_FIRST = ["11", "7", "4", "1", "0"]  # modules of small_cnn with weights
@@ -383,6 +384,12 @@ def test_model_edit_equals_networks_edited_by_hand(classes: int, images: Tensor)
         assert all((values == 0).all() for values in result[control].values())
     alone = model_edit(["gradient"], model=cnn, images=images[1:2])["gradient"]
     assert all(torch.allclose(alone[k], result["gradient"][k][1:2], atol=1e-4) for k in alone)
+
+
+def test_model_edit_refuses_a_single_label(images: Tensor) -> None:
+    model = Model(small_cnn(1).eval(), head=Multilabel())
+    with pytest.raises(InputError, match=r"exchanges two labels, and .* has one"):
+        model_edit("gradcam", model=model, images=images)
 
 
 def test_model_edit_is_undefined_where_no_row_belongs_to_a_class(images: Tensor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import combinations, product
 from pathlib import Path
 
@@ -97,6 +98,24 @@ def test_methods_that_some_training_lacks_are_left_out_and_no_training_gives_not
     assert rises([]) == []
     few = Trajectory(tuple(published("DenseNet201").checkpoints[:1]))
     assert all(math.isnan(each.p) for each in rises([(few, [False])])), "one phase has nothing to compare"
+
+
+def test_without_eigencam_gradient_methods_are_not_judged_against_it() -> None:
+    dense = published("DenseNet201")
+    states = [
+        replace(c, methods={m: s for m, s in c.methods.items() if m != "EigenCAM"}) for c in dense.checkpoints
+    ]
+    alone = rises([(Trajectory(tuple(states)), LATE)])
+    assert len(alone) == 5 and all(math.isnan(each.below) and math.isnan(each.beyond) for each in alone)
+    assert {each.expected for each in alone if each.uses_gradients} == {"undecided"}
+
+
+@pytest.mark.parametrize(
+    ("method", "reads"),
+    [("smoothgrad", True), ("smooth-gradcam++(samples=2)", True), ("scorecam", False), ("rollout", False)],
+)
+def test_methods_with_gradients_of_their_own_read_gradients(method: str, reads: bool) -> None:
+    assert claims.uses_gradients(method) is reads
 
 
 def test_methods_converge_where_the_paper_says_so() -> None:

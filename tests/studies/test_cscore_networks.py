@@ -186,6 +186,11 @@ def test_two_networks_from_the_command_line(tmp_path: Path, monkeypatch: pytest.
     assert beside.exit_code == 0, beside.output
     made = [Path(place) / "tables/methods.csv" for place in ("both", "again")]
     assert made[0].read_text() == made[1].read_text()
+    twice = ["study", "cscore", "nets.py:narrow", "both/nets.py-narrow", *options, "--out", "twice"]
+    again = CliRunner().invoke(main, twice)
+    assert again.exit_code == 0, again.output
+    link = "[nets.py:narrow (1)](nets.py-narrow/summary.md), nets.py:narrow (2)."
+    assert link in Path("twice/summary.md").read_text()
     wrong = CliRunner().invoke(
         main, ["study", "cscore", "nets.py:narrow", "nets.py:wild", *options, "--out", "x"]
     )

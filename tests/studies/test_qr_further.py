@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import math
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +221,13 @@ def test_guidance_names_what_the_tables_say() -> None:
     assert {depth for _, depth in given["depths"]} == set(DEPTHS)
 
 
+def test_a_study_may_return_to_curves_of_the_subset(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path / "out")
+    again = [*SMALL, "--curves", "subset", "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(main, ["study", "qr", *again])
+    assert result.exit_code == 0, result.output
+
+
 def test_two_studies_on_one_page(finished: Path, tmp_path: Path) -> None:
     out = tmp_path / "wider"
     wider = [*SMALL, "--width", "3", "--beside", str(finished), "--out", str(out)]
@@ -233,9 +242,10 @@ def test_two_studies_on_one_page(finished: Path, tmp_path: Path) -> None:
     ):
         assert words in page, words
     networks = {row["network"] for row in rows(out, "backbones")}
-    assert {"small", "small (out)"} <= networks
+    other = f"small ({os.path.relpath(finished, tmp_path)})"  # folders of one name stay apart
+    assert {"small", other} <= networks
     first = {row["method"]: row["BL"] for row in rows(finished, "table-2") if row["source"] == "ours"}
-    mine = {row["method"]: row["BL"] for row in rows(out, "backbones") if row["network"] == "small (out)"}
+    mine = {row["method"]: row["BL"] for row in rows(out, "backbones") if row["network"] == other}
     assert mine.keys() == first.keys()
     result = CliRunner().invoke(
         main, ["study", "qr", *wider, "--test", "10", "--out", str(tmp_path / "third")]

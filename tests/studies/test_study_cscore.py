@@ -324,8 +324,10 @@ def test_bad_input_is_reported_before_training(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="one class only"):
         check(settings(tmp_path))
     pictures(tmp_path / "pictures", 3)
-    with pytest.raises(InputError, match="no checkpoint would be kept"):
+    with pytest.raises(InputError, match="no checkpoint would be stored"):
         check(settings(tmp_path, keep=(9,)))
+    with pytest.raises(InputError, match="seeds must differ; got 0,1,0"):
+        settings(tmp_path, seeds=(0, 1, 0))
     with pytest.raises(InputError, match="there is no file"):
         cscore_study(settings(tmp_path, checkpoints=("none*.pt",)))
     assert not (tmp_path / "out" / "training").exists()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import reduce
 from typing import Any
 
 import torch
@@ -137,10 +138,8 @@ class AttentionRecorder(Rules):
 
     def flow(self, steps: Iterable[Tensor], residual: float, inputs: Tensor) -> Tensor:
         """Maps "b h w": the class token's row (else the mean row) of prod_l (step_l + residual I)."""
-        product: Any = 1.0
-        for step in steps:
-            whole = step + residual * torch.eye(step.shape[-1], device=step.device, dtype=step.dtype)
-            product = whole @ product if isinstance(product, Tensor) else whole
+        whole = (step + residual * torch.eye(step.shape[-1]).to(step) for step in steps)
+        product = reduce(lambda below, above: above @ below, whole)
         layout = self.layout(product, inputs)
         row = product[:, 0] if layout.prefix else product.mean(1)
         return layout.picture(row[..., None])[:, 0]

@@ -112,7 +112,7 @@ def cam(trace: Trace) -> Tensor:
         if not isinstance(part, nn.Linear | nn.Conv2d | nn.Conv3d):
             continue
         columns = at_least_float(part.weight.detach()).flatten(1).T  # read as logits of as many images
-        if len(columns) != slopes.shape[1]:
+        if columns.shape != (slopes.shape[1], trace.logits.shape[1]):
             continue
         rows = [trace.model.scores(columns, target.expand(len(columns))) for target in trace.targets]
         weights = torch.stack(rows).to(slopes)

@@ -200,7 +200,7 @@ def structure(
     if variant not in TERMS:
         hint = did_you_mean(variant, TERMS)
         raise InputError(f"unknown variant {variant!r} of the structure score; {hint}")
-    scores, (flat, bare) = _scored(maps, {"finder": finder, "timing": timing}, box, "box")
+    scores, (flat, bare, *_) = _scored(maps, {"finder": finder, "timing": timing}, box, "box")
     values = dict(zip(NAMES, (scores[key] for key in _keys(("finder", "timing"))), strict=True))
     values["score"] = structure_score(*(values[name] for name in (*TERMS[variant], "dts")))
     return PerImage(values, [flat, bare._replace(names=("dts", "score"))])
@@ -272,12 +272,7 @@ def structure_parts(
     """
     if not parts:
         raise InputError("parts is empty; pass at least one mask, such as {'lung': mask}")
-    scores, causes = _scored(maps, parts, region, "region")
-    count, size = len(kit.raw_maps(maps)), kit.sized_maps(maps)[1]
-    for name, mask in parts.items():
-        absent = ~align(mask, size, torch.empty(count), name).flatten(1).any(1).expand(count)
-        causes.append(Cause(f"the image has no {name}", absent, (f"mass_{name}", f"coverage_{name}")))
-    return PerImage(scores, causes)
+    return PerImage(*_scored(maps, parts, region, "region"))
 
 
 def _keys(parts: Sequence[str]) -> list[str]:
@@ -300,8 +295,15 @@ def _scored(
         pieces.append(_measure(upsample(values[part], size), [area[part] for area in areas], distance))
     table = torch.cat(pieces) if pieces else values.new_zeros((0, 2 * len(masks) + 4), dtype=torch.float32)
     scores = dict(zip(_keys(tuple(parts)), table[:, 1:].unbind(1), strict=True))
-    bare = ~union.flatten(1).any(1).expand(len(values))
-    return scores, [Cause(CONSTANT, table[:, 0] > 0), Cause(NO_PART, bare, ("distance",))]
+    bare, *absent = (~mask.flatten(1).any(1).expand(len(values)) for mask in (union, *masks))
+    return scores, [
+        Cause(CONSTANT, table[:, 0] > 0),
+        Cause(NO_PART, bare, ("distance",)),
+        *(
+            Cause(f"the image has no {name}", where, (f"mass_{name}", f"coverage_{name}"))
+            for name, where in zip(parts, absent, strict=True)
+        ),
+    ]
 
 
 def _measure(values: Tensor, areas: Sequence[Tensor], distance: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ from heatproof.metrics.results import Cause, Curve, PerImage
 from heatproof.metrics.scene import BatchContext
 from heatproof.models.capture import capture
 from heatproof.models.derived import copy_of, from_the_head, swap_classes, twin_of, without_channel
-from heatproof.models.heads import OneOfMany
+from heatproof.models.heads import Multilabel, OneOfMany
 from heatproof.models.model import Model
 from heatproof.models.queue import all_logits
 from heatproof.models.running import frozen_eval
@@ -332,6 +332,8 @@ def model_edit(
         trace = capture(edited, inputs, explained, layer=layer)
     contributions, logits = trace.product.flatten(2).sum(2), trace.logits
     channels = {"strong": contributions.argmax(1), "weak": contributions.abs().argmin(1)}
+    if logits.shape[1] == 1 and isinstance(model.head, Multilabel):
+        raise InputError(f"model_edit exchanges two labels, and {model.name} has one; leave model_edit out")
     both = logits if logits.shape[1] > 1 else torch.cat([-logits, logits], 1)
     rivals = both.scatter(1, explained[:, None], -torch.inf).argmax(1)
     wanted, of_rivals = model.scores(logits, rivals), explain_all(model, inputs, rivals)

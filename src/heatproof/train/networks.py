@@ -242,7 +242,7 @@ def _boundary(model: Model, runs: dict[str, ModuleRun], image: Tensor, stages: i
     if len(ends) <= stages:
         wanted = "last stage" if stages == 1 else "last two stages"
         raise LayerError(
-            f"{model.name} shows {len(ends)} stages, so its {wanted} cannot be told from the whole; "
+            f"{model.name} has {len(ends)} stages, so its {wanted} cannot be trained alone; "
             "use depth 'all' or name the modules to be trained, such as ('layer4', 'fc')"
         )
     return ends[-1 - stages]

@@ -17,12 +17,11 @@ A number jumps if it is at least twice the median of the five epochs before it i
 more than three of their robust standard deviations (1.4826 MAD, of logarithms). A phase's first two epochs
 are not judged.
 
-Early warning: of the epochs with an alarm, how many had an event in the five epochs before, compared with all
-rotations of the list of epochs (which keep the number of events and their grouping):
+Early warning: of the epochs with an alarm, how many had an event in the epoch itself, which is trained before
+it is measured, or in the five before, compared with all rotations of the list of epochs (which preserve the
+number of events and their grouping):
 
     p = share of rotations, the true one among them, with at least as many alarms preceded by an event
-
-As a cause, an event also counts in the epoch itself, which is trained before it is measured.
 """
 
 from __future__ import annotations
@@ -42,7 +41,6 @@ INTACT = 0.75  # half way from guessing to perfect, as for alarms
 PAST, TWICE, DEVIATIONS = 2, 2.0, 3.0
 WINDOW = 5  # epochs from one checkpoint of the paper to the next
 FILE = "gradients.json"
-GRADIENTS = "gradient norm"
 
 Norms = Mapping[str, GradientNorm]
 
@@ -90,7 +88,7 @@ def jumps(epochs: Sequence[Epoch], value: Callable[[Epoch], float]) -> list[int]
 def training_events(epochs: Sequence[Epoch]) -> dict[str, list[int]]:
     """The epochs with each event of the top that can be judged; gradients only if they were logged."""
     judged: dict[str, Callable[[Epoch], float]] = {
-        GRADIENTS: lambda epoch: whole_norm(epoch.gradients),
+        "gradient norm": lambda epoch: whole_norm(epoch.gradients),
         "gradient norm over batches": lambda epoch: whole_deviation(epoch.gradients),
         "loss over batches": lambda epoch: epoch.loss_deviation,
     }
@@ -111,30 +109,27 @@ class EarlyWarning(NamedTuple):
     """How many epochs with an alarm were preceded by an event."""
 
     alarms: int  # epochs with an alarm
-    foretold: int
+    preceded: int
     p: float  # NaN if there is nothing to test
 
 
-def early_warning(
-    epochs: Sequence[int], events: Sequence[int], alarms: Sequence[int], nearest: int = 1
-) -> EarlyWarning:
+def early_warning(epochs: Sequence[int], events: Sequence[int], alarms: Sequence[int]) -> EarlyWarning:
     """Test whether events precede alarms more often than by chance.
 
     Args:
         epochs: all of a training, in order.
         events, alarms: those of them with one.
-        nearest: 0 if an event in the epoch of the alarm counts too.
     """
     raised, flags = sorted(set(alarms) & set(epochs)), [epoch in set(events) for epoch in epochs]
 
-    def foretold(shift: int) -> int:
+    def preceded(shift: int) -> int:
         at = {epoch for k, epoch in enumerate(epochs) if flags[k - shift]}
-        return sum(any(epoch - WINDOW <= other <= epoch - nearest for other in at) for epoch in raised)
+        return sum(any(epoch - WINDOW <= other <= epoch for other in at) for epoch in raised)
 
     p = math.nan
     if raised and any(flags):
-        p = sum(foretold(shift) >= foretold(0) for shift in range(len(epochs))) / len(epochs)
-    return EarlyWarning(len(raised), foretold(0), p)
+        p = sum(preceded(shift) >= preceded(0) for shift in range(len(epochs))) / len(epochs)
+    return EarlyWarning(len(raised), preceded(0), p)
 
 
 def write_gradients(run: Path, checkpoint: str, norms: Norms) -> None:

@@ -21,7 +21,7 @@ until the end, more than half of the methods are in such a group. elangovan2026c
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from statistics import pstdev
 from typing import NamedTuple
@@ -37,7 +37,6 @@ MOST = 20_000  # ways to assign checkpoints to phases
 LEVEL = 0.05
 EQUAL = 0.05  # of C: methods that differ by no more are called equivalent
 EIGEN = "eigencam"
-GRADIENTS = frozenset({"gradients", "scales", "input_gradient"})  # needs of methods
 
 Phases = tuple[np.ndarray, np.ndarray]  # scores of a training by checkpoint, and which are of phase 2
 
@@ -62,17 +61,18 @@ class Rise(NamedTuple):
     def expected(self) -> str:
         """Whether the method behaves as the hypothesis says: yes, no or undecided; "" if it says nothing."""
         if self.uses_gradients:
-            against, shown = not (self.below < 0 < self.rise), self.p <= LEVEL
+            against = self.below >= 0 or self.rise <= 0
+            confirmed = self.below < 0 and self.p <= LEVEL
         else:
-            against, shown = self.p <= LEVEL, self.rise <= 0
+            against, confirmed = self.p <= LEVEL, self.rise <= 0
         stated = self.uses_gradients or self.is_eigencam
-        return ("no" if against else "yes" if shown else "undecided") * stated
+        return ("no" if against else "yes" if confirmed else "undecided") * stated
 
 
 def uses_gradients(method: str) -> bool:
-    """Whether a method reads gradients, by its registered needs; False for unknown methods."""
+    """Whether a registered method reads gradients; False for unknown methods."""
     try:
-        return not GRADIENTS.isdisjoint(explainers.get(parse_call(method)[0]).needs)
+        return explainers.get(parse_call(method)[0]).reads_gradients
     except UnknownNameError:
         return False
 
@@ -90,24 +90,26 @@ def mean_rise(trainings: Sequence[Phases], seed: int = 0) -> tuple[float, float]
     (0.75, 0.3333333333333333)
     """
 
-    def rise(scores: np.ndarray, late: np.ndarray) -> float:
-        return float(scores[late].mean() - scores[~late].mean())
+    def rise(scores: np.ndarray, late: np.ndarray) -> np.ndarray:
+        changes: np.ndarray = late @ scores / late.sum(1) - ~late @ scores / (~late).sum(1)
+        return changes
 
     known = [(scores[~np.isnan(scores)], late[~np.isnan(scores)]) for scores, late in trainings]
     known = [(scores, late) for scores, late in known if 0 < late.sum() < len(late)]
     if not known:
         return math.nan, math.nan
-    true = sum(rise(*training) for training in known)
-    if math.prod(math.comb(len(late), int(late.sum())) for _, late in known) <= MOST:
-        sums = np.zeros(1)
-        for scores, late in known:
+    true = float(sum(rise(scores, late[None])[0] for scores, late in known))
+    exact = math.prod(math.comb(len(late), int(late.sum())) for _, late in known) <= MOST
+    rng = np.random.default_rng(seed)
+    sums = np.zeros(1 if exact else MOST)
+    for scores, late in known:
+        if exact:
             chosen = combinations(range(len(late)), int(late.sum()))
-            ways = [rise(scores, np.isin(np.arange(len(late)), some)) for some in chosen]
+            ways = rise(scores, np.array([np.isin(np.arange(len(late)), some) for some in chosen]))
             sums = np.add.outer(sums, ways).ravel()
-    else:
-        rng = np.random.default_rng(seed)
-        drawn = [sum(rise(scores, rng.permutation(late)) for scores, late in known) for _ in range(MOST)]
-        sums = np.array([true, *drawn])
+        else:
+            sums += rise(scores, rng.permuted(np.tile(late, (MOST, 1)), axis=1))
+    sums = sums if exact else np.append(sums, true)
     return true / len(known), float((sums >= true - 1e-12).mean())
 
 
@@ -116,29 +118,27 @@ def rises(trainings: Sequence[tuple[Trajectory, Sequence[bool]]]) -> list[Rise]:
     states = [checkpoint.methods for run, _ in trainings for checkpoint in run]
     methods = [m for m in (states[0] if states else ()) if all(m in state for state in states)]
     scores = {m: [np.array([c.methods[m].value for c in run]) for run, _ in trainings] for m in methods}
-    eigen = next((of for m, of in scores.items() if is_eigencam(m)), [np.array(math.nan)] * len(trainings))
+    eigen = next((m for m in methods if is_eigencam(m)), "")
+    others = {
+        m: [a - b for a, b in zip(of, scores[eigen], strict=True)]
+        for m, of in scores.items() if eigen and m != eigen
+    }  # fmt: skip
 
-    def tested(minus: Sequence[np.ndarray] | None) -> dict[str, tuple[float, float]]:
-        results = {}
-        for m, of in scores.items():
-            series = of if minus is None else [a - b for a, b in zip(of, minus, strict=True)]
-            phases = [np.array(late) for _, late in trainings]
-            results[m] = mean_rise(list(zip(series, phases, strict=True)))
-        judged = {
-            m: p
-            for m, (_, p) in results.items()
-            if not math.isnan(p) and (minus is None or not is_eigencam(m))
-        }
-        corrected = holm(judged)
-        return {
-            m: (rise if m in judged else math.nan, corrected.get(m, math.nan))
-            for m, (rise, _) in results.items()
-        }
+    def tested(scores: Mapping[str, Sequence[np.ndarray]]) -> dict[str, tuple[float, float]]:
+        phases = [np.array(late) for _, late in trainings]
+        results = {m: mean_rise(list(zip(of, phases, strict=True))) for m, of in scores.items()}
+        corrected = holm({m: p for m, (_, p) in results.items() if not math.isnan(p)})
+        return {m: (rise, corrected.get(m, math.nan)) for m, (rise, _) in results.items()}
 
-    own, beyond = tested(None), tested(eigen)
+    own, beyond = tested(scores), tested(others)
     starts = {m: float(np.mean([values[0] for values in of])) for m, of in scores.items()}
-    first = float(np.mean([values.flat[0] for values in eigen])) if methods else math.nan
-    return [Rise(m, uses_gradients(m), starts[m], starts[m] - first, *own[m], *beyond[m]) for m in methods]
+    return [
+        Rise(
+            m, uses_gradients(m), starts[m], starts[m] - starts.get(eigen, math.nan), *own[m],
+            *beyond.get(m, (math.nan, math.nan)),
+        )
+        for m in methods
+    ]  # fmt: skip
 
 
 class Spread(NamedTuple):

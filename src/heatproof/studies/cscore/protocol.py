@@ -1,7 +1,7 @@
 """C-Score over training: consistency of the maps of a class at every checkpoint.
 
     split     four fifths of the images train, one fifth is held out, each class in proportion
-    train     two phases (train/protocols.py), weights kept at seven epochs; or existing weights are used
+    train     two phases (train/protocols.py), weights stored at seven epochs; or existing weights are used
     run       six CAMs at every checkpoint on the held-out images, C-Score per class: the engine
     sweep     the C-Score of every CAM at every depth of the network, at the end of each phase
     report    tables, alarms, recommendations and figures on a page (results.py)
@@ -124,13 +124,14 @@ def networks_study(
         build(study, len(check(study)[0].classes))
     outcomes = [cscore_study(study, progress, training) for study in own]
     names = [study.model + f", seed {study.seed}" * bool(settings.seeds) for study in own]
-    pages = {n: f"{o.out.name}/{done.page.name}" for n, o, done in zip(names, own, outcomes, strict=True)}
     read = [results.read_network(study.out, name) for study, name in zip(own, names, strict=True)]
     networks = [*read, *finished]
     names = [network.name for network in networks]
     for k, name in enumerate(names):
         if names.count(name) > 1:
             networks[k] = replace(networks[k], name=f"{name} ({k + 1})")
+    done = zip(networks, own, outcomes, strict=False)  # finished studies have no page here
+    pages = {network.name: f"{study.out.name}/{outcome.page.name}" for network, study, outcome in done}
     return CscoreOutcome(results.write_networks(settings.out, networks, pages), [o.run for o in outcomes])
 
 
@@ -200,7 +201,9 @@ def check(settings: CscoreSettings) -> tuple[Source, Path]:
         )
     last = settings.last_epoch
     if not settings.checkpoints and not any(1 <= epoch <= last for epoch in settings.keep):
-        raise InputError(f"no checkpoint would be kept: there are {last} epochs and keep names none of them")
+        raise InputError(
+            f"no checkpoint would be stored: there are {last} epochs and keep names none of them"
+        )
     return source, root
 
 

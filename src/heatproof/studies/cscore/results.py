@@ -363,18 +363,19 @@ def network_content(network: Network) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def causes(network: Network) -> list[tuple[Any, ...]]:
+def causes(
+    network: Network, events: Mapping[str, Sequence[int]], flagged: Sequence[int]
+) -> list[tuple[Any, ...]]:
     """Event, epochs with it, and for alarms and for flags: how many it precedes, and p."""
-    epochs, events = [e.epoch for e in network.epochs], training.training_events(network.epochs)
+    epochs = [e.epoch for e in network.epochs]
     at = [a.epoch for a in network.alarms if a.epoch is not None]
-    flagged = [epoch for epoch, flag in network.flags.items() if flag]
     tests = {
-        (event, k): training.early_warning(epochs, when, what, nearest=0)
+        (event, k): training.early_warning(epochs, when, what)
         for event, when in events.items()
         for k, what in enumerate((at, flagged))
     }
     p = holm({key: test.p for key, test in tests.items() if not math.isnan(test.p)})
-    cells = {key: (f"{test.foretold} of {test.alarms}", p.get(key)) for key, test in tests.items()}
+    cells = {key: (f"{test.preceded} of {test.alarms}", p.get(key)) for key, test in tests.items()}
     return [
         (event, ", ".join(map(str, when)), *cells[event, 0], *cells[event, 1])
         for event, when in events.items()
@@ -420,7 +421,7 @@ def write_network(
     return write_page(
         out, "studies/cscore/network.md", TABLES, drawn, **content, held_out=held_out, failures=failures,
         recommendation=recommend(run, network.alarms), logged=bool(norms), events=events, grew=grew,
-        causes=causes(network), converged_at=claims.converged(run),
+        causes=causes(network, events, content["flagged"]), converged_at=claims.converged(run),
         places=place_scores(folder, run.checkpoints[-1].name) if places else None, swept=depth_rows(swept),
     )  # fmt: skip
 

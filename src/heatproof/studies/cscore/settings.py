@@ -8,18 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from heatproof.errors import InputError
-from heatproof.studies.settings import (
-    CLASS_HEAD,
-    DEVICE,
-    LAYER,
-    LIMIT,
-    THREADS,
-    Settings,
-    calls,
-    numbers,
-    option,
-    pixels,
-)
+from heatproof.studies import settings as shared
+from heatproof.studies.settings import Settings, calls, numbers, option, pixels
 from heatproof.train.recipe import CHECKPOINTS
 
 METHODS = ("gradcam", "gradcam++", "layercam", "eigencam", "scorecam(channels=32)", "ms-gradcam++")
@@ -110,14 +100,14 @@ class CscoreSettings(Settings):
         None, "The lists of one checkpoint for all of them: first, last, or its name, such as epoch20."
     )
     gradients: bool = option(False, "Log each layer's gradients, and test whether they predict alarms.")
-    layer: str | None = option(None, LAYER, short="l")
-    head: str | None = option(None, CLASS_HEAD)
+    layer: str | None = option(None, shared.LAYER, short="l")
+    head: str | None = option(None, shared.CLASS_HEAD)
     sweep: bool = option(True, "Also compute the C-Score of every CAM at every depth.")
-    limit: int | None = option(None, LIMIT, least=1)
+    limit: int | None = option(None, shared.LIMIT, least=1)
     out: Path = option(Path("runs/cscore"), "Folder.", short="o")
     batch_size: int = option(32, "Images per unit of the run.", least=1)
-    device: str | None = option(None, DEVICE)
-    threads: int | None = option(None, THREADS, least=1)
+    device: str | None = option(None, shared.DEVICE)
+    threads: int | None = option(None, shared.THREADS, least=1)
     amp: bool = option(False, "Train in bfloat16.")
     seed: int = option(0, "Repeats the study exactly.")
     seeds: tuple[int, ...] = option(
@@ -137,6 +127,8 @@ class CscoreSettings(Settings):
             raise InputError(
                 "seeds are of trainings, and existing checkpoints are not trained; leave one out"
             )
+        if len(set(self.seeds)) < len(self.seeds):
+            raise InputError(f"seeds must differ; got {','.join(map(str, self.seeds))}")
         for name in ("checkpoints", "layer", "options"):
             if len(self.networks) > 1 and getattr(self, name):
                 raise InputError(

@@ -52,7 +52,7 @@ Tables = Mapping[str, Table]
 def write_page(
     out: Path, seeds: Sequence[Results], others: Mapping[str, Path] | None = None
 ) -> MarkdownReport:
-    """Write the page; the first of several seeds is shown in full.
+    """Write the page; that of the first of several seeds is complete.
 
     others: by network, folders of finished studies of the same codes.
     """

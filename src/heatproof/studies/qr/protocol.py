@@ -64,6 +64,7 @@ from heatproof.registry import explainers
 from heatproof.run.engine import UnitGroup, UnitRows, compute_units
 from heatproof.run.process import fixed_threads, usual_threads
 from heatproof.run.progress import Progress
+from heatproof.run.score import RowMaker
 from heatproof.run.study import open_study
 from heatproof.store import Manifest, RunFolder, compare_configs
 from heatproof.studies.common import Outcome, named_run, run_config, study_file
@@ -105,7 +106,8 @@ def qr_study(
     with fixed_threads(settings.threads or usual_threads()):
         sets = trainings.make_pictures(settings)
         results = [seed_results(settings, k, sets, progress, training) for k in range(settings.seeds)]
-        others = {f"{read_settings(folder)['model']} ({folder.name})": folder for folder in settings.beside}
+        places = {os.path.relpath(folder, settings.out.parent): folder for folder in settings.beside}
+        others = {f"{read_settings(folder)['model']} ({place})": folder for place, folder in places.items()}
         return QrOutcome(write_page(settings.out, results, others), tuple(results))
 
 
@@ -208,8 +210,8 @@ def engine_run(
         "classes": [str(CODE)], "limit": settings.subset if name == "subset" else None,
     }  # fmt: skip
     config = run_config(
-        settings, in_order(folder / name, "methods", methods), metrics, model, images,
-        preprocess={"size": [settings.size, settings.size], "resize": settings.size},
+        settings, in_order(folder / name, "methods", methods), in_order(folder / name, "metrics", metrics),
+        model, images, preprocess={"size": [settings.size, settings.size], "resize": settings.size},
     )  # fmt: skip
     return named_run(folder, name, config, progress).folder
 
@@ -284,10 +286,8 @@ class Probe:
                 images, masks = distorted(kind, level)
                 for method, maps in self.explained(regime, images, methods).items():
                     scores = structure(maps, masks["finder"], masks["timing"], masks["box"])
-                    yield (
-                        method,
-                        PerImage({at(mass, kind, level): scores[mass] for mass in MASSES}, scores.causes),
-                    )
+                    renamed = {at(mass, kind, level): scores[mass] for mass in MASSES}
+                    yield method, PerImage(renamed, scores.causes)
 
         for kind in (CLEAN, *DISTORTIONS):
             levels = SEVERITIES[:1] if kind == CLEAN else SEVERITIES[1:]
@@ -376,21 +376,12 @@ class Probe:
         def compute(units: Sequence[Unit]) -> Iterator[UnitRows]:
             for regime in REGIMES:
                 mine = {"".join(unit.methods): unit for unit in units if unit.checkpoint == regime}
-                rows: dict[str, list[Score]] = defaultdict(list)
+                maker, rows = RowMaker(self.settings.model, regime), defaultdict[str, list[Score]](list)
                 for method, scores in score(regime, tuple(mine)) if mine else ():
                     for name, values in scores.items():
                         columns = ids or self.ids, values.double().tolist(), scores.reasons(name)
                         rows[method] += [
-                            Score(
-                                self.settings.model,
-                                regime,
-                                image,
-                                CODE if image else None,
-                                CODE,
-                                method,
-                                name,
-                                *of,
-                            )
+                            maker.row(image, CODE if image else None, CODE, method, name, *of)
                             for image, *of in zip(*columns, strict=False)
                         ]
                 yield from ((unit, rows[method], {}) for method, unit in mine.items())

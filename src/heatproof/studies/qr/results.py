@@ -273,16 +273,19 @@ def axes_of(entry: Explainer) -> tuple[str, ...]:
 
     >>> axes_of(explainers.get("eigencam"))
     ('activation', 'subspace', 'heavy')
+    >>> axes_of(explainers.get("smoothgrad"))
+    ('gradient', 'at the input', 'heavy')
     >>> axes_of(explainers.get("rise"))
     ('perturbation', 'at the input', 'heavy')
     """
     if of_paper := TABLES.content["axes"]["paper"].get(entry.name):
         return tuple(of_paper)
     needs = set(entry.needs)
-    slopes = bool(needs & {"gradients", "input_gradient", "scales"})
+    slopes = entry.reads_gradients
     shared = bool(needs & {"gradients", "activations", "scales"})
     pooled = "layer-wise" if entry.name in LAYER_WISE else "global pooling"
-    importance, cost = "gradient" if slopes else "perturbation", "light" if shared and slopes else "heavy"
+    importance = "gradient" if slopes else "perturbation"
+    cost = "light" if shared and slopes and not entry.own_gradients else "heavy"
     return importance, pooled if shared or pooled == "layer-wise" else "at the input", cost
 
 
