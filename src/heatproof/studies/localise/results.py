@@ -50,6 +50,7 @@ METRICS = tuple(TITLES)
 LOCALISATION, FAITHFULNESS = METRICS[:4], METRICS[4:]
 WITHOUT_BUDGET = ("degenerate", "centre_bias")
 SURE = 0.5  # probability of the explained class
+MOST = 400  # images that are in memory at once for evidence, objects and shared features
 MOST_FLAGS = 8  # of each kind on the page; the others are in the table's files
 DASHES = ("--", ":", "-.")
 ByClass = Mapping[int, Sequence[float]]  # the values of a class's images, NaN where not defined
@@ -423,13 +424,10 @@ def class_tables(results: LocaliseResults) -> Iterator[Table]:
     methods, recall = list(pair_of(results) or results.real_methods[:2]), results.recall()
     sizes = {label: len(values) for label, values in recall.items()}
     classes = {label: results.class_name(label) for label in sizes}
+    answers = [recall, results.by_class(results.probability())]
     for name, metrics, first in (
         ("localisation_by_class", ("box_iou", "mask_iou", "inside", "pointing"), []),
-        (
-            "faithfulness_by_class",
-            ("deletion", "insertion"),
-            [recall, results.by_class(results.probability())],
-        ),
+        ("faithfulness_by_class", ("deletion", "insertion"), answers),
     ):
         columns = [results.by_class(results.column(method, m)) for m in metrics for method in methods]
         rows = class_rows(classes, sizes, [*first, *columns], results.seed)
@@ -532,17 +530,17 @@ def stability(
 
 
 def centre_table(results: LocaliseResults, objects: Mapping[str, float]) -> Table:
-    """By method: centre bias of its maps and of the objects, on the images with a known object."""
+    """By method: centre bias of its maps and of the objects, on the images where both are defined."""
     rows, seed = [], results.seed
     for method in results.methods:
         column = results.column(method, "centre_bias")
-        known = [image for image in column if image in objects]
+        known = [i for i in column if not math.isnan(column[i] + objects.get(i, math.nan))]
         own, truth = ([of[image] for image in known] for of in (column, objects))
         apart = [a - b for a, b in zip(own, truth, strict=True)]
         rows.append(
             (method, *(mean_value(of, seed) for of in (own, truth, apart)), rho_value(own, truth, seed))
         )
-    return TABLES.fill("centre", rows)
+    return TABLES.fill("centre", rows, most=MOST)
 
 
 def report_figures(results: LocaliseResults) -> dict[str, Any]:
