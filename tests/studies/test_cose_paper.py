@@ -344,5 +344,7 @@ def test_networks_side_by_side(place: Path, done: Any) -> None:
     result = CliRunner().invoke(main, [*words.split(), *fast.split()])
     assert result.exit_code == 0, (result.output, result.exception)
     assert "## The same images, other networks" in (place / "both" / "summary.md").read_text()
+    result = CliRunner().invoke(main, [*words.split(), *fast.split(), "--similarity", "spearman"])
+    assert result.exit_code == 2 and "plain compares maps by local5, this study by spearman" in result.output
     drawn = np.asarray(Image.open(place / "both" / "panels" / "beside-1.png").convert("RGB")).astype(int)
     assert drawn.shape[1] > 3 * 224 and (drawn.max(2) - drawn.min(2) > 40).mean() > 0.05

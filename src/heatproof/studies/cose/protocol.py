@@ -31,7 +31,7 @@ counts against it; `same_seed` repeats the numbers (the authors do so for LIME a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -103,6 +103,10 @@ def cose_study(settings: CoseSettings, progress: Progress | None = None) -> Cose
     settings = as_the_authors(settings) if settings.paper else settings
     settings = replace(settings, transforms=settings.transforms or tuple(TRANSFORMS))
     others = [read_pairs(RunFolder.open(path), settings.require_correct) for path in settings.beside]
+    for other in others:
+        if other.similarity != settings.similarity:
+            way = f"{other.folder.path} compares maps by {other.similarity}"
+            raise InputError(f"{way}, this study by {settings.similarity}; leave it out of beside")
     opened = _open(settings)
     hashes, skipped = _usable(opened)
     for name, why in skipped.items():
@@ -265,8 +269,7 @@ class InputPairs(NamedTuple):
 
 def input_pairs(
     model: Model, images: Tensor, reference: Mapping[str, Maps], drawn: Drawn, *, seed: int = 0,
-    same_seed: bool = False, similarity: str = "local5", layer: str | Sequence[str] | None = None,
-    batch_size: int | None = None, progress: Callable[[int], Any] | None = None, of_probability: bool = False,
+    same_seed: bool = False, similarity: str = "local5", batch_size: int | None = None, **options: Any,
 ) -> InputPairs:  # fmt: skip
     """Compare the maps of transformed images with those of the images.
 
@@ -276,7 +279,7 @@ def input_pairs(
     Args:
         images: "b c h w" uint8 on the model's device.
         reference: their maps by method, made with `seed`; of a multi-label network they name the labels.
-        of_probability: as for maps_of.
+        options: as for maps_of.
     """
     count, methods = len(images), list(reference)
     before = reference[methods[0]].explained.to(images.device)
@@ -299,9 +302,8 @@ def input_pairs(
         ready, targets = model.preprocess.from_bytes(inputs), before[which]
         head = model.head
         maps = maps_of(
-            model, ready, methods, targets if isinstance(head, Multilabel) else None, layer=layer,
-            seed=seed + (not same_seed), batch_size=stop - start, progress=progress,
-            of_probability=of_probability,
+            model, ready, methods, targets if isinstance(head, Multilabel) else None,
+            seed=seed + (not same_seed), batch_size=stop - start, **options,
         )  # fmt: skip
         explained = maps[methods[0]].explained
         same = explained == targets

@@ -233,8 +233,8 @@ class Studio:
                 heading = f"{name}: shared by {most} of {len(own)} correct images"
                 drawn = panel(tiles, columns=MAX_CROPS, heading=heading)
                 paths.append(self.save(drawn, f"{label}", "shared"))
-        words = {"method": self.methods[0], "alike": ALIKE, "most": MOST}
-        return TABLES.fill("shared", rows, **words) if rows else None, paths
+        made = TABLES.fill("shared", rows, method=self.methods[0], alike=ALIKE, most=MOST) if rows else None
+        return made, paths
 
     def patterns(self) -> list[str]:
         """What turns answers off the object when it is moved into other images, as Markdown."""

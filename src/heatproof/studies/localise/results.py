@@ -12,7 +12,7 @@ tables.toml declares the tables, the thesis's numbers (keak2026budget) and the r
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, groupby, islice
 from typing import Any, NamedTuple
@@ -104,23 +104,28 @@ class LocaliseResults:
         return self.chances.get((image, label), math.nan)
 
     def by_class(self, column: Mapping[str, float]) -> dict[int, list[float]]:
-        groups: dict[int, list[float]] = {label: [] for label in sorted(set(self.labels.values()))}
+        groups: dict[int, list[float]] = {}
         for image, value in column.items():
-            groups[self.labels[image]].append(value)
-        return {label: values for label, values in groups.items() if values}
+            groups.setdefault(self.labels[image], []).append(value)
+        return dict(sorted(groups.items()))
+
+    @property
+    def correct(self) -> dict[str, float]:
+        """By image: 1 if its own class is predicted, else 0."""
+        return {image: float(c == self.labels[image]) for image, c in self.predicted.items()}
 
     def recall(self) -> dict[int, list[float]]:
-        """By class: 1 for each image whose own class is predicted, else 0."""
-        return self.by_class({i: float(c == self.labels[i]) for i, c in self.predicted.items()})
+        """By class: `correct` of its images."""
+        return self.by_class(self.correct)
 
     def probability(self) -> dict[str, float]:
         """By image: the probability of its true class."""
         return {i: self.chance(i, self.labels[i]) for i in self.images}
 
-    def images_of(self, labels: Iterable[int]) -> set[str]:
+    def images_of(self, labels: Iterable[int]) -> list[str]:
         """The images of some classes."""
         wanted = set(labels)
-        return {image for image in self.images if self.labels[image] in wanted}
+        return [image for image in self.images if self.labels[image] in wanted]
 
     def macro(self, method: str, metric: str, budget: float | None = None) -> Value:
         return macro_value(self.by_class(self.column(method, metric, budget)), self.seed)
@@ -381,11 +386,11 @@ def box_share(results: LocaliseResults, method: str, image: str) -> float:
 def report_tables(results: LocaliseResults, groups: Mapping[str, Iterable[int]]) -> list[Table | None]:
     """Tables that the rows of the run give."""
     members = {group: results.images_of(labels) for group, labels in groups.items()}
-    right = {image for image in results.images if results.predicted[image] == results.labels[image]}
-    members_by_answer = {"right": right, "wrong": set(results.images) - right}
+    correct = results.correct
+    answers = {name: [i for i in correct if correct[i] == is_] for name, is_ in (("right", 1), ("wrong", 0))}
     by_group, by_answer = (
         TABLES.fill(name, grouped_means(results, of), results=results)
-        for name, of in (("groups", members), ("answers", members_by_answer))
+        for name, of in (("groups", members), ("answers", answers))
     )
     compared = orders(results)
     return [
@@ -435,19 +440,20 @@ def class_tables(results: LocaliseResults) -> Iterator[Table]:
 
 
 def grouped_means(
-    results: LocaliseResults, groups: Mapping[Any, Collection[str]]
+    results: LocaliseResults, groups: Mapping[Any, Sequence[str]]
 ) -> Iterator[tuple[Any, ByClass, str, dict[str, Value]]]:
     """For each group of images and each method: the group, its recall by class, the method, its means.
 
     The means are those of the metrics, and `probability` of the true class.
     """
-    answers = {i: float(c == results.labels[i]) for i, c in results.predicted.items()}
+    correct, probability = results.correct, results.probability()
     for group, images in groups.items():
+        recall = results.by_class({i: correct[i] for i in images})
         for method in results.methods if images else ():
-            columns = {k: results.column(method, k) for k in METRICS} | {"probability": results.probability()}
-            chosen = {k: {i: v for i, v in of.items() if i in images} for k, of in columns.items()}
+            columns = {k: results.column(method, k) for k in METRICS} | {"probability": probability}
+            chosen = {k: {i: of[i] for i in images if i in of} for k, of in columns.items()}
             means = {k: macro_value(results.by_class(of), results.seed) for k, of in chosen.items()}
-            yield group, results.by_class({i: answers[i] for i in answers if i in images}), method, means
+            yield group, recall, method, means
 
 
 def budget_table(results: LocaliseResults) -> Table:
