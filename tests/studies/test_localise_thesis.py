@@ -205,7 +205,7 @@ def test_shape_or_texture(finished: Any, place: Path, model: hp.Model) -> None:
     assert silhouettes["n"] == 2 and silhouettes["Shape accuracy"].value == 0.5
     assert silhouettes["Shape bias"] is None
     for row, message in (
-        ("0.png,red,red", "wrong.csv, line 2: shape 'red' and texture 'red' share a class"),
+        ("0.png,red,red", "wrong.csv, line 2: 'red' and 'red' share a class"),
         ("0.png,,red", "line 2: the column 'shape' is empty"),
         ("none.png,red,", "line 2: there is no file .*none.png"),
     ):

@@ -112,7 +112,7 @@ def cscore_command(
     if reference is not None:
         if len(settings.checkpoints) != 1:
             raise InputError("--reference compares one weight file: name it with --checkpoints FILE")
-        images, weights = (*settings.images, None)[0], Path(settings.checkpoints[0])
+        images, weights = next(iter(settings.images), None), Path(settings.checkpoints[0])
         outcome = cscore.compare(reference, weights, settings.out, images, Progress(console))
         worse = f"worse: {len(outcome.fell)} scores fell, {len(outcome.alarms)} alarms; "
         failed = bool(outcome.fell or outcome.alarms)

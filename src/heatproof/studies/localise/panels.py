@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -303,18 +303,13 @@ class Studio:
 def pick_cases(results: LocaliseResults, flags: Sequence[Flag], count: int) -> list[Picked]:
     """Up to `count` images: half the worst of each kind of flag in turn, half unflagged, class by class."""
     usable = dict.fromkeys(image for image in results.images if _has_maps(results, image))
-    queues = [[f for f in flags if f.kind == kind and f.image in usable] for kind in KINDS]
+    queues = [iter([f for f in flags if f.kind == kind and f.image in usable]) for kind in KINDS]
     chosen: dict[str, str] = {}
-    while any(queues) and len(chosen) < (count + 1) // 2:
-        for queue in queues:
-            while queue and queue[0].image in chosen:
-                queue.pop(0)
-            if queue and len(chosen) < (count + 1) // 2:
-                flag = queue.pop(0)
-                chosen[flag.image] = f"{flag.kind}{f' ({flag.method})' if flag.method else ''}"
-    flagged = {flag.image for flag in flags}
-    seen: Counter[int] = Counter()
-    plain = []
+    for queue in chain.from_iterable(repeat(queues, count)):
+        flag = next((f for f in queue if f.image not in chosen), None)
+        if flag and len(chosen) < (count + 1) // 2:
+            chosen[flag.image] = f"{flag.kind}{f' ({flag.method})' if flag.method else ''}"
+    flagged, seen, plain = {flag.image for flag in flags}, Counter[int](), []
     for image in (i for i in usable if i not in flagged):
         plain.append((seen[results.labels[image]], image))
         seen[results.labels[image]] += 1
