@@ -245,13 +245,20 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Any:
             ])  # fmt: skip
             net[4].bias.add_(-net(images).mean(0) + 0.002)  # each label is predicted on some of the images
             torch.save(net.state_dict(), folder / f"epoch{epoch}.pt")
-    command = ["study", "cose", "--model", f"{folder}/net.py:labels", "--head", "multilabel", "--kind", "csv",
-               "--images", f"{folder}/all.csv", "--label-columns", "red,green,blue", "--checkpoints",
-               f"{folder}/epoch*.pt", "--methods", "gradcam,gradient", "--draws", "1", "--device", "cpu",
-               "--examples", "1", "--out", f"{folder}/out"]  # fmt: skip
-    result = CliRunner().invoke(main, command)
+        net[4].bias.sub_(100)  # predicts no label
+        torch.save(net.state_dict(), folder / "none.pt")
+        net[4].bias.add_(100)
+    result = study_labels(folder, "out")
     assert result.exit_code == 0, (result.output, result.exception)
     return folder, net
+
+
+def study_labels(folder: Path, out: str, images: tuple[str, ...] = (), *more: str) -> Any:
+    listed = "--kind", "csv", "--images", f"{folder}/all.csv", "--label-columns", "red,green,blue"
+    command = ["study", "cose", "--model", f"{folder}/net.py:labels", "--head", "multilabel", "--checkpoints",
+               f"{folder}/epoch*.pt", "--methods", "gradcam,gradient", "--draws", "1", "--device", "cpu",
+               "--examples", "1", "--out", f"{folder}/{out}"]  # fmt: skip
+    return CliRunner().invoke(main, [*command, *(images or listed), *more])
 
 
 def test_several_labels_equal_the_slow_way(several: Any) -> None:
@@ -301,6 +308,34 @@ def test_labels_have_a_table_and_images_an_accuracy(several: Any) -> None:
     assert "Each label that the final model predicts" in page and (folder / "out/panels/pair-1.png").exists()
 
 
+def test_several_labels_without_names_and_beside_another_study(several: Any) -> None:
+    """Images without labels: the numbers of the network's outputs are their names."""
+    folder, _ = several
+    pictures = folder / "pictures"
+    pictures.mkdir()
+    for path in folder.glob("*.png"):
+        shutil.copy(path, pictures)
+    result = study_labels(folder, "plain", ("--images", str(pictures)), "--transforms", "flip-x,contrast")
+    assert result.exit_code == 0, (result.output, result.exception)
+    with (folder / "plain" / "tables" / "labels.csv").open() as file:
+        assert {"0", "1", "2"} < set(next(csv.DictReader(file)))
+    result = study_labels(folder, "twin", (), "--transforms", "flip-x", "--beside", f"{folder}/out")
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert (folder / "twin" / "panels" / "beside-1.png").exists()
+
+
+def test_a_network_that_predicts_no_label_is_an_error(several: Any) -> None:
+    folder, _ = several
+    more = "--checkpoints", f"{folder}/none.pt", "--final", "none", "--transforms", "flip-x"
+    result = study_labels(folder, "none", (), *more)
+    assert result.exit_code == 2 and "none predicts no label on any of the images" in result.output
+
+
+def test_signs_have_no_standard_error(cnn: nn.Module) -> None:
+    (signs,) = explain(Model(cnn), torch.rand(1, 3, 32, 32), ["lime(samples=8, top=2)"]).values()
+    assert signs.error is None and set(signs.values.unique().tolist()) <= {-1, 0, 1}
+
+
 def test_networks_side_by_side(place: Path, done: Any) -> None:
     words = (
         "study cose -M net.py:tiny --images pictures --checkpoints epochs/epoch01.pt --draws 1 --device cpu"
@@ -309,5 +344,7 @@ def test_networks_side_by_side(place: Path, done: Any) -> None:
     result = CliRunner().invoke(main, [*words.split(), *fast.split()])
     assert result.exit_code == 0, (result.output, result.exception)
     assert "## The same images, other networks" in (place / "both" / "summary.md").read_text()
+    result = CliRunner().invoke(main, [*words.split(), *fast.split(), "--similarity", "spearman"])
+    assert result.exit_code == 2 and "plain compares maps by local5, this study by spearman" in result.output
     drawn = np.asarray(Image.open(place / "both" / "panels" / "beside-1.png").convert("RGB")).astype(int)
     assert drawn.shape[1] > 3 * 224 and (drawn.max(2) - drawn.min(2) > 40).mean() > 0.05

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from heatproof.studies.localise.cues import cue_table, read_cues
 from heatproof.studies.localise.images import GROUPS, class_groups
 from heatproof.studies.localise.panels import most_certain
 from heatproof.studies.localise.protocol import localise_study
-from heatproof.studies.localise.results import LocaliseResults, read_scores
+from heatproof.studies.localise.results import LocaliseResults, centre_table, read_scores
 from heatproof.studies.localise.settings import LocaliseSettings
 
 LIME = "lime(samples=60, segment_count=16)"
@@ -121,7 +120,14 @@ def test_centre_bias_of_maps_and_objects(finished: Any, scored: LocaliseResults)
         inside = [[float(x0 <= x <= x1 and y0 <= y <= y1) for x in range(32)] for y in range(32)]
         objects.append(bias(inside))
         own.append(bias(finished.run.folder.maps().read("own", "gradcam", [name]).upsample()[0].tolist()))
-    row = next(row for row in rows_of(finished, "centre") if row["Method"] == "gradcam")
+    assert [r["Method"] for r in rows_of(finished, "centre")] == [
+        "gradcam",
+        LIME,
+        "random",
+        "edges",
+        "centre",
+    ]
+    row = rows_of(finished, "centre")[0]
     assert row["of the objects"].value == pytest.approx(np.mean(objects), abs=1e-5)
     assert row["of the maps"].value == pytest.approx(np.mean(own), abs=1e-3)  # stored in half precision
     assert row["rank correlation"].value == pytest.approx(spearmanr(own, objects).statistic, abs=1e-6)
@@ -198,9 +204,14 @@ def test_shape_or_texture(finished: Any, place: Path, model: hp.Model) -> None:
     assert stylised["Shape bias"].value == pytest.approx(1 / 3) and stylised["Shape bias"].n == 3
     assert silhouettes["n"] == 2 and silhouettes["Shape accuracy"].value == 0.5
     assert silhouettes["Shape bias"] is None
-    (place / "cues" / "same.csv").write_text("path,shape,texture\n0.png,red,red\n")
-    with pytest.raises(InputError, match=r"same.csv, line 2: shape and texture must name two different"):
-        read_cues(place / "cues" / "same.csv", ("red", "green", "blue"), {})
+    for row, message in (
+        ("0.png,red,red", "wrong.csv, line 2: 'red' and 'red' share a class"),
+        ("0.png,,red", "line 2: the column 'shape' is empty"),
+        ("none.png,red,", "line 2: there is no file .*none.png"),
+    ):
+        (place / "cues" / "wrong.csv").write_text(f"path,shape,texture\n{row}\n")
+        with pytest.raises(InputError, match=message):
+            read_cues(place / "cues" / "wrong.csv", ("red", "green", "blue"), {})
     (place / "cues" / "grouped.csv").write_text("path,shape,texture\n1.png,warm,cold\n")
     images = read_cues(
         place / "cues" / "grouped.csv", ("red", "green", "blue"), {"warm": {0}, "cold": {1, 2}}
@@ -216,13 +227,26 @@ def test_a_correct_image_stands_beside_a_confused_one(place: Path, scored: Local
         assert drawn.width > 6 * 224
 
 
-def test_every_image_has_a_row_of_centre_bias(finished: Any) -> None:
-    path = finished.page.parent / "tables" / "centre.csv"
-    with path.open() as file:
-        assert [row["Method"] for row in csv.DictReader(file)] == [
-            "gradcam",
-            LIME,
-            "random",
-            "edges",
-            "centre",
-        ]
+def test_centre_bias_is_averaged_where_both_are_defined() -> None:
+    """A box outside the crop, or one that fills it, has no centre bias."""
+    columns = {"a": 0.5, "b": 0.1, "c": math.nan, "d": 0.9}
+    results = LocaliseResults("own", ("m",), (), 0.2, ("", ""), values={("m", "centre_bias"): columns})
+    ((_, maps, objects, apart, _),) = centre_table(results, {"a": 0.2, "b": math.nan, "c": 0.3}).rows
+    assert (maps.value, objects.value, apart.value) == pytest.approx((0.5, 0.2, 0.3))
+    assert maps.n == objects.n == 1
+
+
+def test_variants_of_lime_are_validated_before_the_run(tmp_path: Path) -> None:
+    for changes, message in (
+        ({"segmentations": ("slick",)}, "lime segments must be 'slic'.* got 'slick'"),
+        ({"sample_counts": (20, 0)}, "lime samples must be .* got 0"),
+        ({"segment_counts": (-3,)}, "lime segment_count must be .* got -3"),
+    ):
+        with pytest.raises(InputError, match=message):
+            localise_study(settings_for(tmp_path, tmp_path / "out", **changes))
+    assert not (tmp_path / "out").exists()
+
+
+def test_only_control_maps(place: Path) -> None:
+    outcome = localise_study(settings_for(place, place / "controls", methods=("random",), panels=1))
+    assert "random" in outcome.page.read_text()

@@ -395,7 +395,9 @@ def test_every_registered_method_goes_through_cose(cnn: nn.Module) -> None:
              "guided-ig": "guided-ig(steps=3)", "gradient-shap": "gradient-shap(samples=2)",
              "kernel-shap": "kernel-shap(samples=8, segment_count=9)",
              "occlusion": "occlusion(window=16, stride=16)"}  # fmt: skip
-    methods = [short.get(e.name, e.name) for e in explainers if e.architecture != "transformer"]
+    fitting = [e.name for e in explainers if e.architecture != "transformer"]
+    fitting.remove("cam")  # needs global average pooling and one linear layer
+    methods = [short.get(name, name) for name in fitting]
     pictures = torch.randint(0, 256, (1, 3, 32, 32), generator=torch.Generator().manual_seed(2)).to(
         torch.uint8
     )

@@ -19,7 +19,7 @@ from heatproof.studies.localise.settings import LocaliseSettings
 from heatproof.studies.qr.settings import FULL, QrSettings
 
 MAX_ASIDE = 10
-SHOWN = ("table-2", "table-3", "table-4", "table-5", "table-6")
+PRINTED = ("table-2", "table-3", "table-4", "table-5", "table-6")
 FULL_SIZE = click.Option(
     ["--full"], is_flag=True, help="The paper's size: ResNet-50, 224 pixels, 600 and 300 codes; a GPU."
 )
@@ -91,7 +91,7 @@ def qr_command(ctx: click.Context, full: bool, given: dict[str, Any]) -> None:
 
         outcome = qr_study(settings, Progress(console), show)
     made = outcome.book.tables
-    for name in SHOWN:
+    for name in PRINTED:
         if table := made.get(f"{name}-seeds") or made.get(name):
             console.print(terminal_table(table))
     finish_study(ctx, outcome.page, failed=False)
@@ -112,7 +112,7 @@ def cscore_command(
     if reference is not None:
         if len(settings.checkpoints) != 1:
             raise InputError("--reference compares one weight file: name it with --checkpoints FILE")
-        images, weights = (*settings.images, None)[0], Path(settings.checkpoints[0])
+        images, weights = next(iter(settings.images), None), Path(settings.checkpoints[0])
         outcome = cscore.compare(reference, weights, settings.out, images, Progress(console))
         worse = f"worse: {len(outcome.fell)} scores fell, {len(outcome.alarms)} alarms; "
         failed = bool(outcome.fell or outcome.alarms)
@@ -132,8 +132,8 @@ def cscore_command(
         outcome = study(settings, Progress(console), show)
     tables = outcome.book.tables
     alarms = "" if several else f"{len(tables['alarms'].rows) if 'alarms' in tables else 0} alarms; "
-    shown = [tables[name] for name in (("networks", "methods") if several else ("overall",))]
-    return finish_study(ctx, outcome.page, outcome.broken, alarms, outcome.broken, shown)
+    printed = [tables[name] for name in (("networks", "methods") if several else ("overall",))]
+    return finish_study(ctx, outcome.page, outcome.broken, alarms, outcome.broken, printed)
 
 
 def _with_words(given: dict[str, Any], words: tuple[str, ...]) -> dict[str, Any]:

@@ -293,7 +293,7 @@ def _windows(length: int, window: float, stride: float) -> Tensor:
 def lime(
     trace: Trace, *, samples: int | str = 1000, segments: str = "slic", segment_count: int = 100,
     compactness: float = 10.0, form: str = "designed", bound: float = BOUND, fill: str = "mean", top: int = 0,
-) -> Estimate:  # fmt: skip
+) -> Estimate | Tensor:  # fmt: skip
     """Segments weighted by a linear model of the class's probability.
 
     argmin_b sum_z w(z) (p(c | z) - b_0 - b z)^2 + |b|^2, painted on the segments, sign included. A sample z
@@ -304,7 +304,7 @@ def lime(
     segments: "slic", "quickshift" (4, 200, .2) as in the lime package and COSE, "felzenszwalb" (100, .5, 50).
     fill: "mean", the mean colour of each segment; "zero" (in normalised space), "black", "blur" or "noise".
     top: return the signs, 1 and -1, of this many segments with the largest |weight| and 0 elsewhere, as the
-    mask of the lime package; 0 returns all weights.
+    mask of the lime package, without standard errors; 0 returns all weights.
     form: how samples are drawn; all have the same limit, docs/results/passes.md compares them:
 
         published   each segment on with probability 1/2, as the lime package draws them
@@ -346,9 +346,7 @@ def lime(
         return paint(coefficients, cut[left]).float(), paint(errors, cut[left]).float()
 
     estimate = in_rounds(len(images), rounds, ask, fit, bound)
-    if not top:
-        return estimate
-    return estimate._replace(values=top_segments(estimate.values, cut, top, signed=True).float())
+    return top_segments(estimate.values, cut, top, signed=True).float() if top else estimate
 
 
 _last_rows = LastBatch()

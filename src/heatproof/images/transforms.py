@@ -21,7 +21,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -36,8 +36,6 @@ ERODED = 5  # SSIM's window
 WHOLE = 0.999  # a pixel of the mask that survived two interpolations
 LUMINANCE = (19595, 38470, 7471)  # of red, green, blue, in 65536ths, as in Pillow
 
-Change: TypeAlias = "Callable[[Tensor, Tensor], Tensor]"
-
 
 @dataclass(frozen=True)
 class Transform:
@@ -45,7 +43,7 @@ class Transform:
 
     name: str
     reach: float  # the largest magnitude; 0 for a transform that has none
-    change: Change  # of "b c h w"; a geometric one takes any type, a photometric one uint8
+    change: Callable[[Tensor, Tensor], Tensor]  # "b c h w"; geometric: any type, photometric: uint8
     geometric: bool = False
 
     @property

@@ -18,21 +18,20 @@ Rows (one per image, method and pair; `value` is the SSIM):
     cose                          the final one     (an image that cannot be used; NaN with the reason)
 
 Consistency is `avg(value)` over 'cose_same%' without those of checkpoints (eq. 4), or with them (pooled);
-sensitivity is `avg(1 - value)` over 'cose_changed%'. The final
-model's maps are stored, so that another checkpoint costs only its own passes. A unit is one checkpoint, a few
-images and the methods that were requested together.
+sensitivity is `avg(1 - value)` over 'cose_changed%'. The final model's maps are stored, so that another
+checkpoint costs only its own passes. A unit is one checkpoint, a few images and the methods that were
+requested together.
 
-Deviations: the stored maps have half precision, so an SSIM against a
-checkpoint may be off by 1e-4. `require_correct` uses only images that the final model gets right, as the
-authors' code does. Originals are explained with the study's seed and their variants with the next one, so
-that the noise of a random method counts against it; `same_seed` repeats the numbers (the authors do so for
-LIME and not for SmoothGrad).
+Deviations: the stored maps have half precision, so an SSIM against a checkpoint may be off by 1e-4.
+`require_correct` uses only images that the final model gets right, as the authors' code does. Originals are
+explained with the study's seed and their variants with the next one, so that the noise of a random method
+counts against it; `same_seed` repeats the numbers (the authors do so for LIME and not for SmoothGrad).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,7 +40,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from heatproof.disk import valid_unicode
 from heatproof.errors import InputError, ModelError, UnknownNameError
 from heatproof.explain.api import read_methods
 from heatproof.images import Failure, batches
@@ -105,15 +103,20 @@ def cose_study(settings: CoseSettings, progress: Progress | None = None) -> Cose
     settings = as_the_authors(settings) if settings.paper else settings
     settings = replace(settings, transforms=settings.transforms or tuple(TRANSFORMS))
     others = [read_pairs(RunFolder.open(path), settings.require_correct) for path in settings.beside]
+    for other in others:
+        if other.similarity != settings.similarity:
+            way = f"{other.folder.path} compares maps by {other.similarity}"
+            raise InputError(f"{way}, this study by {settings.similarity}; leave it out of beside")
     opened = _open(settings)
     hashes, skipped = _usable(opened)
     for name, why in skipped.items():
         progress.say(f"checkpoint {name!r} is left out: {why}")
     final = _final(settings, hashes)
-    check_classes(opened, opened.model(final))
+    count = check_classes(opened, opened.model(final))
     if not opened.is_multilabel:
         opened.model(final).head.need_one_class("COSE")
-    folder = RunFolder.resume(settings.out, _manifest(settings, opened, hashes, final), free=FREE)
+    labels = [finding_name(opened.source.classes, k) for k in range(count)] if opened.is_multilabel else None
+    folder = RunFolder.resume(settings.out, _manifest(settings, opened, hashes, final, labels), free=FREE)
     worker = CoseWorker(settings, opened, folder, final, progress)
     order = [final, *(c for c in hashes if c != final)]  # the others are compared with the final model's maps
     with fixed_threads(settings.threads or torch.get_num_threads()):
@@ -122,6 +125,10 @@ def cose_study(settings: CoseSettings, progress: Progress | None = None) -> Cose
     failed = tuple(Failure(row["image"], row["reason"]) for row in folder.scores().sql(FAILED))
     if results.images == 0:
         raise InputError(f"no image could be used: {failed[0].id}: {failed[0].reason}")
+    if not len(results.pairs):
+        raise InputError(
+            f"{final} predicts no label on any of the images; choose another checkpoint as final"
+        )
     book = write_results(settings, opened, results, others, failed, skipped)
     return CoseResult(book, folder, results, failed, skipped)
 
@@ -172,12 +179,13 @@ class CoseWorker:
                 logits = all_logits(model, model.preprocess.from_bytes(images))
                 if unit.methods == self.method_groups[0]:
                     rows += correct_rows(model, row, batch, logits)
-                targets = None
+                targets = label_stays = None
                 if isinstance(model.head, Multilabel):
-                    labels = self.final_labels(batch, model.head.positive(logits), unit)
+                    positive = model.head.positive(logits)
+                    labels = self.final_labels(batch, positive, unit)
                     batch, targets = entries(batch, labels, self.opened.source.classes)
-                    which = labels.nonzero()[:, 0].to(model.device)
-                    images, logits, targets = images[which], logits[which], targets.to(model.device)
+                    chosen = labels.to(model.device)
+                    images, label_stays = images[chosen.nonzero()[:, 0]], positive[chosen]
             if batch.ids:
                 inputs = model.preprocess.from_bytes(images)
                 maps = maps_of(model, inputs, unit.methods, targets, seed=seed, ids=batch.ids, **self.passes)
@@ -187,17 +195,16 @@ class CoseWorker:
                 if is_final:
                     rows += self.input_rows(model, images, row, batch, maps)
                 else:
-                    rows += self.model_rows(row, batch, maps, stays(model, logits, targets))
+                    rows += self.model_rows(row, batch, maps, label_stays)
             yield unit, rows, maps if is_final else {}
 
     def final_labels(self, batch: Batch, predicted: Tensor, unit: Unit) -> Tensor:
         """Bools "b k" on the CPU: labels that the final model predicts. predicted: by this checkpoint."""
         if unit.checkpoint == self.final:
             return predicted.cpu()
-        known = set(self.folder.maps().ids(self.final, unit.methods[0]))
         names = [finding_name(self.opened.source.classes, k) for k in range(predicted.shape[1])]
-        ids = map(valid_unicode, batch.ids)
-        return torch.tensor([[entry_id(image, name) in known for name in names] for image in ids])
+        ids = [entry_id(image, name) for image in batch.ids for name in names]
+        return torch.tensor(self.folder.maps().known(self.final, unit.methods[0], ids)).view_as(predicted)
 
     def input_rows(
         self, model: Model, images: Tensor, row: Any, batch: Batch, maps: Mapping[str, Maps]
@@ -251,13 +258,6 @@ def correct_rows(model: Model, row: Any, batch: Batch, logits: Tensor) -> Iterat
         yield row(image, label, guess, "", "correct", value, reason)
 
 
-def stays(model: Model, logits: Tensor, targets: Tensor | None) -> Tensor | None:
-    """Bools "b": whether each target, a label of a multi-label network, is predicted; else None."""
-    if targets is None or not isinstance(model.head, Multilabel):
-        return None
-    return model.head.positive(logits).gather(1, targets[:, None])[:, 0]
-
-
 class InputPairs(NamedTuple):
     """Images and their variants, "b v"."""
 
@@ -269,8 +269,7 @@ class InputPairs(NamedTuple):
 
 def input_pairs(
     model: Model, images: Tensor, reference: Mapping[str, Maps], drawn: Drawn, *, seed: int = 0,
-    same_seed: bool = False, similarity: str = "local5", layer: str | Sequence[str] | None = None,
-    batch_size: int | None = None, progress: Callable[[int], Any] | None = None, of_probability: bool = False,
+    same_seed: bool = False, similarity: str = "local5", batch_size: int | None = None, **options: Any,
 ) -> InputPairs:  # fmt: skip
     """Compare the maps of transformed images with those of the images.
 
@@ -280,7 +279,7 @@ def input_pairs(
     Args:
         images: "b c h w" uint8 on the model's device.
         reference: their maps by method, made with `seed`; of a multi-label network they name the labels.
-        of_probability: as for maps_of.
+        options: as for maps_of.
     """
     count, methods = len(images), list(reference)
     before = reference[methods[0]].explained.to(images.device)
@@ -300,16 +299,17 @@ def input_pairs(
                 part = slice(low - start, high - start)
                 inputs[part] = run.transform.apply(inputs[part], magnitudes[part])
                 pieces.append((run.transform, part, run.transform.valid(size, magnitudes[part])))
-        ready, targets = model.preprocess.from_bytes(inputs), None
-        if isinstance(model.head, Multilabel):
-            targets = before[which]
+        ready, targets = model.preprocess.from_bytes(inputs), before[which]
+        head = model.head
         maps = maps_of(
-            model, ready, methods, targets, layer=layer, seed=seed + (not same_seed),
-            batch_size=stop - start, progress=progress, of_probability=of_probability,
+            model, ready, methods, targets if isinstance(head, Multilabel) else None,
+            seed=seed + (not same_seed), batch_size=stop - start, **options,
         )  # fmt: skip
         explained = maps[methods[0]].explained
-        kept = stays(model, all_logits(model, ready, stop - start), targets) if targets is not None else None
-        same = explained == before[which] if kept is None else kept
+        same = explained == targets
+        if isinstance(head, Multilabel):
+            positive = head.positive(all_logits(model, ready, stop - start))
+            same = positive.gather(1, targets[:, None])[:, 0]
         result = {}
         for method, original in originals.items():
             heat = comparable(maps[method])
@@ -392,8 +392,9 @@ def _final(settings: CoseSettings, hashes: Mapping[str, str]) -> str:
 
 
 def _manifest(
-    settings: CoseSettings, opened: ResolvedStudy, hashes: Mapping[str, str], final: str
-) -> Manifest:
+    settings: CoseSettings, opened: ResolvedStudy, hashes: Mapping[str, str], final: str,
+    labels: Sequence[str] | None,
+) -> Manifest:  # fmt: skip
     files = [c.file.parent for c in opened.checkpoints if c.file]
     recorded = trained_with_transforms(files[-1]) if files else None  # by the training, beside its weights
     attends = any("attention" in type(part).__name__.lower() for part in opened.model(final).module.modules())
@@ -412,7 +413,7 @@ def _manifest(
     unusual = {  # absent from older folders
         "similarity": settings.similarity if settings.similarity != "local5" else None,
         "head": settings.head, "gradients": "of the probability" if settings.paper else None,
-        "labels": list(opened.source.classes) if opened.is_multilabel else None,
+        "labels": labels,
     }  # fmt: skip
     config |= {key: value for key, value in unusual.items() if value is not None}
     return Manifest.collect(

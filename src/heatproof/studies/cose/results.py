@@ -195,7 +195,8 @@ def read_pairs(folder: RunFolder, require_correct: bool = False) -> CoseResults:
     pairs = _with_kind_and_step(columns)
     if require_correct:
         if 1 not in answered.values():
-            raise InputError("require_correct needs labels and a final model that gets an image right")
+            raise InputError(f"require_correct: {final} classifies no image of {folder.path} correctly, "
+                             "or the images have no labels; leave it out")  # fmt: skip
         pairs = pairs[np.array([answered[image] == 1 for image in pairs.image], dtype=bool)]
     order = (*(c for c in folder.manifest.models if c != final), final)
     empty = scores.sql(
@@ -327,8 +328,8 @@ def write_results(
     return write_page(
         settings.out, "studies/cose/page.md", TABLES, drawn, **table_content(studies), settings=settings,
         failed=failed, skipped=skipped, missing=missing, ranked=order,
-        panels=example_sheets(settings, opened, results) if settings.figures and settings.examples else {},
-        beside=beside_sheets(settings, opened, studies) if settings.figures and settings.examples else {},
+        panels=example_sheets(settings, opened, results) if settings.figures else {},
+        beside=beside_sheets(settings, opened, studies) if settings.figures else {},
         versions=len(draw(0, [], settings.draws, settings.transforms).names),
         lead=results.ahead(order[0], order[1]) if len(order) > 1 else None,
         consistent=max(ranked, key=lambda m: ranked[m].consistency, default=""),
@@ -457,18 +458,21 @@ def example_sheets(settings: CoseSettings, opened: ResolvedStudy, results: CoseR
     """Draw maps before and after a change, moved back if the change moves pixels; the file by image."""
     methods = [m for m in results.methods if not is_floor(m)][:MAX_METHODS] or list(results.methods[:1])
     places = {valid_unicode(sample.id): i for i, sample in enumerate(opened.source.samples)}
-    folder, files = settings.out / "panels", {}
-    pairs, target = results.of(methods[0]), None
+    pairs, files = results.of(methods[0]), {}
     first = dict(zip(pairs.image[::-1], pairs.explained[::-1], strict=True))
     if results.labels:  # one label of each image
         pairs = pairs[np.array([first[row.image] == row.explained for row in pairs])]
     for number, (image, changes) in enumerate(pick(pairs, settings.examples), start=1):
-        folder.mkdir(parents=True, exist_ok=True)
-        files[image] = f"pair-{number}.png"
         target = int(first[image]) if results.labels else None
         drawn = _sheet(settings, opened, results, methods, places[image], changes, target)
-        drawn.save(folder / files[image])
+        files[image] = _save(settings, drawn, f"pair-{number}.png")
     return files
+
+
+def _save(settings: CoseSettings, drawn: Image.Image, name: str) -> str:
+    (settings.out / "panels").mkdir(parents=True, exist_ok=True)
+    drawn.save(settings.out / "panels" / name)
+    return name
 
 
 def beside_sheets(
@@ -480,10 +484,14 @@ def beside_sheets(
         return {}
     stores = [study.folder.maps() for study in studies]
     known = [store.shared([(s.final, m) for m in methods]) for store, s in zip(stores, studies, strict=True)]
-    shared = [name for name in known[0] if all(name in of for of in known[1:])]
-    places = {valid_unicode(sample.id): i for i, sample in enumerate(opened.source.samples)}
+    shared, labels = set.intersection(*map(set, known)), studies[0].labels
+    places = {  # by the names of maps: IMAGE, or IMAGE#LABEL of a multi-label network
+        valid_unicode(name): i
+        for i, sample in enumerate(opened.source.samples)
+        for name in ([entry_id(sample.id, label) for label in labels] or [sample.id])
+    }
     preprocess, files = opened.model(studies[0].final).preprocess, {}
-    for number, name in enumerate([n for n in shared if n in places][: settings.examples], start=1):
+    for number, name in enumerate(sorted(shared & set(places))[: settings.examples], start=1):
         (loaded,) = batches(opened.source, preprocess, 1, [places[name]])
         (picture,) = as_pictures(loaded.batch.images, preprocess)
         rows = []
@@ -492,9 +500,8 @@ def beside_sheets(
             heats = [upsample(heat, (picture.height, picture.width))[0] for heat in heats]
             tiles = [Tile(overlay(picture, heat), m) for heat, m in zip(heats, methods, strict=True)]
             rows.append([Tile(picture, f"{study.model} ({study.family})"), *tiles])
-        files[name] = f"beside-{number}.png"
-        (settings.out / "panels").mkdir(parents=True, exist_ok=True)
-        sheet(rows, heading=name, cmap="inferno").save(settings.out / "panels" / files[name])
+        drawn = sheet(rows, heading=name, cmap="inferno")
+        files[name] = _save(settings, drawn, f"beside-{number}.png")
     return files
 
 

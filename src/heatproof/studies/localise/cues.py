@@ -44,11 +44,16 @@ def read_cues(path: Path, classes: Sequence[str], groups: Mapping[str, set[int]]
             frozenset(groups.get(cell) or {class_number(cell, classes, where)}) if cell else frozenset()
             for cell in (row["shape"], row.get("texture", ""))
         )
-        if not shape or shape & texture:
-            raise InputError(f"{where}: shape and texture must name two different classes; name them apart")
-        images.append(CueImage(path.parent / row["path"], shape, texture))
+        image = CueImage(path.parent / row["path"], shape, texture)
+        if not shape:
+            raise InputError(f"{where}: the column 'shape' is empty; name the class of the shape")
+        if shape & texture:
+            raise InputError(f"{where}: {row['shape']!r} and {row['texture']!r} share a class; name others")
+        if not image.path.is_file():
+            raise InputError(f"{where}: there is no file {image.path}; correct the column 'path'")
+        images.append(image)
     if not images:
-        raise InputError(f"{path} lists no image")
+        raise InputError(f"{path} lists no image; add a row for each")
     return images
 
 

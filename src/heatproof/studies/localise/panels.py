@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 from torch.nn import functional as F
 
-from heatproof.disk import valid_unicode
 from heatproof.errors import InputError
 from heatproof.explain.api import explain
 from heatproof.explain.baselines import segments_of, top_segments
@@ -41,14 +41,13 @@ from heatproof.report.tables import Table
 from heatproof.show import overlay, pixels
 from heatproof.store import MapStore
 from heatproof.studies.common import some
-from heatproof.studies.localise.results import KINDS, METRICS, TABLES, Flag, LocaliseResults
+from heatproof.studies.localise.results import KINDS, METRICS, MOST, TABLES, Flag, LocaliseResults
 from heatproof.studies.localise.settings import LocaliseSettings
 from heatproof.types import Batch, Maps, per_map, upsample
 
 MAX_METHODS = 4  # rows of a panel
 MAX_SWEPT = 3  # images on the sheet of variants of LIME
 AT_ONCE = 8  # images in memory
-MOST = 400  # images that are in memory at once for evidence, objects and shared features
 FEWEST = 3  # correct images of a class whose features are compared
 MAX_CROPS = 8  # crops of a group
 GREEN, RED, BOX = (0, 158, 60), (213, 40, 30), (0, 220, 70)
@@ -70,26 +69,27 @@ class Studio:
 
     @property
     def methods(self) -> list[str]:
-        return self.results.real_methods[:MAX_METHODS]
+        return self.results.real_methods[:MAX_METHODS] or list(self.results.methods[:1])
 
     def batches(self, images: Iterable[str]) -> list[Batch]:
-        """The images, a few at a time; their ids are those of the rows."""
-        place = {valid_unicode(sample.id): i for i, sample in enumerate(self.source.samples)}
+        """The images, a few at a time."""
+        place = {sample.id: i for i, sample in enumerate(self.source.samples)}
         rows = [place[image] for image in images]
         return [loaded.batch for loaded in batches(self.source, self.model.preprocess, AT_ONCE, rows)]
 
     @cached_property
     def held(self) -> list[Batch]:
-        """The first images of the study, in memory."""
-        return self.batches(sorted(self.results.explained)[:MOST])
+        """The first images of the study whose maps are stored, in memory."""
+        known = (image for image in sorted(self.results.explained) if _has_maps(self.results, image))
+        return self.batches(islice(known, MOST))
 
-    def _views(self, images: Iterable[str]) -> Iterator[tuple[list[str], Tensor, list[View]]]:
+    def _views(self, loaded: Iterable[Batch]) -> Iterator[tuple[tuple[str, ...], Tensor, list[View]]]:
         """Names, inputs of the model, and images with their boxes; a few at a time."""
-        for batch in self.batches(images):
+        for batch in loaded:
             boxes = batch.truth.boxes if batch.truth and batch.truth.boxes else [()] * len(batch.ids)
             drawn = map(Image.fromarray, pixels(batch.images, self.model.preprocess))
             inputs = batch.images.to(self.model.device)
-            yield [valid_unicode(name) for name in batch.ids], inputs, list(zip(drawn, boxes, strict=True))
+            yield batch.ids, inputs, list(zip(drawn, boxes, strict=True))
 
     def cases(self, picked: Sequence[Picked]) -> list[Path]:
         """A case-study panel of each image, a row per method.
@@ -98,7 +98,7 @@ class Studio:
         segments. Without segments of its own, a method's segment weighs the mean of the map in it.
         """
         reasons, paths, top = dict(picked), [], f"top {self.results.budget:.0%}"
-        for ids, inputs, views in self._views(reasons):
+        for ids, inputs, views in self._views(self.batches(reasons)):
             stored = {m: self._stored(m, ids).to(self.model.device) for m in self.methods}
             targets = next(iter(stored.values())).explained
             options = some(self.settings, "steps", "baseline", "seed")
@@ -136,11 +136,11 @@ class Studio:
         }
         wanted = sorted({name for name in examples.values() if name})
         drawn: dict[str, tuple[View, Mapping[str, Tensor]]] = {}
-        for ids, _, views in self._views(wanted):
+        for ids, _, views in self._views(self.batches(wanted)):
             heats = {m: self._stored(m, ids).for_display() for m in self.methods}
             for i, (name, view) in enumerate(zip(ids, views, strict=True)):
                 drawn[name] = view, {m: heat[i] for m, heat in heats.items()}
-        for ids, inputs, views in self._views(reasons):
+        for ids, inputs, views in self._views(self.batches(reasons)):
             classes = [results.labels[name] for name in ids], [results.predicted[name] for name in ids]
             sides: list[dict[str, tuple[Tensor, Tensor]]] = []
             for targets in classes:
@@ -175,7 +175,7 @@ class Studio:
     def segment_sheet(self, maps: MapStore, methods: Mapping[str, str], images: Sequence[str]) -> Path:
         """The five segments with the strongest evidence for the class, for each variant of LIME."""
         rows: list[list[Tile]] = []
-        for ids, inputs, views in self._views(images[:MAX_SWEPT]):
+        for ids, inputs, views in self._views(self.batches(images[:MAX_SWEPT])):
             best = {}
             for name, method in methods.items():
                 read = maps.read(self.results.checkpoint, method, ids).to(self.model.device)
@@ -189,7 +189,7 @@ class Studio:
     def segments_used(self, methods: Mapping[str, str], images: Sequence[str]) -> dict[str, float]:
         """By variant of LIME: the mean number of segments of an image."""
         counts: dict[str, list[float]] = {name: [] for name in methods}
-        for _, inputs, _ in self._views(images):
+        for _, inputs, _ in self._views(self.batches(images)):
             for name, method in methods.items():
                 counts[name] += (self._segments(method, inputs).flatten(1).amax(1) + 1).tolist()
         return {name: sum(of) / len(of) for name, of in counts.items()}
@@ -197,7 +197,7 @@ class Studio:
     def objects(self) -> dict[str, float]:
         """By image: centre bias of the annotated object."""
         return {
-            valid_unicode(name): value
+            name: value
             for batch in self.held
             for regions in [object_regions(batch.truth, batch.images).float()]
             for name, value in zip(batch.ids, centre_bias(regions)["centre_bias"].tolist(), strict=True)
@@ -207,7 +207,7 @@ class Studio:
         """What the strongest windows of the correctly answered images of a class have in common."""
         results, rows, paths = self.results, [], []
         patches: dict[int, list[tuple[Tensor, Image.Image]]] = {}
-        for ids, inputs, views in self._views(valid_unicode(n) for batch in self.held for n in batch.ids):
+        for ids, inputs, views in self._views(self.held):
             side = max(1, round(SIDES[0] * min(inputs.shape[-2:])))
             heat = self._stored(self.methods[0], ids)
             means = F.avg_pool2d(heat.upsample()[:, None], side, stride=1)[:, 0]
@@ -224,25 +224,25 @@ class Studio:
             alike = similarities(torch.cat([patch for patch, _ in own])).numpy() > ALIKE
             numbers = connected_components(alike | np.eye(len(own), dtype=bool))[1]
             sizes, name = np.bincount(numbers), results.class_name(label)
-            most, several = int(sizes.max()), int((sizes > 1).sum())
-            rows.append(
-                (name, len(own), most if several else 0, most / len(own) if several else 0.0, several)
-            )
+            several = int((sizes > 1).sum())
+            most = int(sizes.max()) if several else 0
+            rows.append((name, len(own), most, most / len(own), several))
             if several:
                 crops = [crop for (_, crop), n in zip(own, numbers, strict=True) if n == sizes.argmax()]
                 tiles = [Tile(crop, f"{i}") for i, crop in enumerate(crops[:MAX_CROPS], 1)]
                 heading = f"{name}: shared by {most} of {len(own)} correct images"
-                paths.append(
-                    self.save(panel(tiles, columns=MAX_CROPS, heading=heading), f"{label}", "shared")
-                )
-        made = TABLES.fill("shared", rows, method=self.methods[0], alike=ALIKE) if rows else None
+                drawn = panel(tiles, columns=MAX_CROPS, heading=heading)
+                paths.append(self.save(drawn, f"{label}", "shared"))
+        made = TABLES.fill("shared", rows, method=self.methods[0], alike=ALIKE, most=MOST) if rows else None
         return made, paths
 
     def patterns(self) -> list[str]:
         """What turns answers off the object when it is moved into other images, as Markdown."""
         results, texts, loaded = self.results, [], self.held
+        if not loaded:
+            return ["Not computed: no image has a finite map of every method."]
         images = torch.cat([batch.images for batch in loaded])
-        labels = [results.labels[valid_unicode(name)] for batch in loaded for name in batch.ids]
+        labels = [results.labels[name] for batch in loaded for name in batch.ids]
         regions = torch.cat([object_regions(batch.truth, batch.images) for batch in loaded])
         try:
             record = evidence(
@@ -303,18 +303,13 @@ class Studio:
 def pick_cases(results: LocaliseResults, flags: Sequence[Flag], count: int) -> list[Picked]:
     """Up to `count` images: half the worst of each kind of flag in turn, half unflagged, class by class."""
     usable = dict.fromkeys(image for image in results.images if _has_maps(results, image))
-    queues = [[f for f in flags if f.kind == kind and f.image in usable] for kind in KINDS]
+    queues = [iter([f for f in flags if f.kind == kind and f.image in usable]) for kind in KINDS]
     chosen: dict[str, str] = {}
-    while any(queues) and len(chosen) < (count + 1) // 2:
-        for queue in queues:
-            while queue and queue[0].image in chosen:
-                queue.pop(0)
-            if queue and len(chosen) < (count + 1) // 2:
-                flag = queue.pop(0)
-                chosen[flag.image] = f"{flag.kind}{f' ({flag.method})' if flag.method else ''}"
-    flagged = {flag.image for flag in flags}
-    seen: Counter[int] = Counter()
-    plain = []
+    for queue in chain.from_iterable(repeat(queues, count)):
+        flag = next((f for f in queue if f.image not in chosen), None)
+        if flag and len(chosen) < (count + 1) // 2:
+            chosen[flag.image] = f"{flag.kind}{f' ({flag.method})' if flag.method else ''}"
+    flagged, seen, plain = {flag.image for flag in flags}, Counter[int](), []
     for image in (i for i in usable if i not in flagged):
         plain.append((seen[results.labels[image]], image))
         seen[results.labels[image]] += 1

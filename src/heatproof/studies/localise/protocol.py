@@ -51,7 +51,8 @@ class LocaliseOutcome(Outcome):
 
 def localise_study(settings: LocaliseSettings, progress: Progress | None = None) -> LocaliseOutcome:
     """Run or resume the whole protocol; OUT/summary.md is its page."""
-    read_methods(settings.methods)
+    methods = rows.swept_methods(settings)
+    read_methods([*settings.methods, *methods.values()])
     kept_pixels(settings.budget, (224, 224))  # refuses a budget before anything is loaded
     opened = ResolvedStudy(study_from(_config(settings)), settings.out, best_device(settings.device))
     model = opened.model(opened.checkpoints[0].name)
@@ -82,7 +83,7 @@ def localise_study(settings: LocaliseSettings, progress: Progress | None = None)
         stable = rows.stability(model, studio.batches(subset), subset, settings.methods, settings)
         repeated = [(method, *of) for method, of in stable.items()]
         tables.append(fill("repeats", repeated, images=len(subset), **words))
-    segments, methods = "", rows.swept_methods(settings)
+    segments = ""
     if methods:
         config = _config(settings, images, lime=list(dict.fromkeys(methods.values())))
         sweep = named_run(settings.out, "segments", config, progress).folder

@@ -12,7 +12,7 @@ tables.toml declares the tables, the thesis's numbers (keak2026budget) and the r
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, groupby, islice
 from typing import Any, NamedTuple
@@ -50,6 +50,7 @@ METRICS = tuple(TITLES)
 LOCALISATION, FAITHFULNESS = METRICS[:4], METRICS[4:]
 WITHOUT_BUDGET = ("degenerate", "centre_bias")
 SURE = 0.5  # probability of the explained class
+MOST = 400  # images that are in memory at once for evidence, objects and shared features
 MOST_FLAGS = 8  # of each kind on the page; the others are in the table's files
 DASHES = ("--", ":", "-.")
 ByClass = Mapping[int, Sequence[float]]  # the values of a class's images, NaN where not defined
@@ -103,23 +104,28 @@ class LocaliseResults:
         return self.chances.get((image, label), math.nan)
 
     def by_class(self, column: Mapping[str, float]) -> dict[int, list[float]]:
-        groups: dict[int, list[float]] = {label: [] for label in sorted(set(self.labels.values()))}
+        groups: dict[int, list[float]] = {}
         for image, value in column.items():
-            groups[self.labels[image]].append(value)
-        return {label: values for label, values in groups.items() if values}
+            groups.setdefault(self.labels[image], []).append(value)
+        return dict(sorted(groups.items()))
+
+    @property
+    def correct(self) -> dict[str, float]:
+        """By image: 1 if its own class is predicted, else 0."""
+        return {image: float(c == self.labels[image]) for image, c in self.predicted.items()}
 
     def recall(self) -> dict[int, list[float]]:
-        """By class: 1 for each image whose own class is predicted, else 0."""
-        return self.by_class({i: float(c == self.labels[i]) for i, c in self.predicted.items()})
+        """By class: `correct` of its images."""
+        return self.by_class(self.correct)
 
     def probability(self) -> dict[str, float]:
         """By image: the probability of its true class."""
         return {i: self.chance(i, self.labels[i]) for i in self.images}
 
-    def images_of(self, labels: Iterable[int]) -> set[str]:
+    def images_of(self, labels: Iterable[int]) -> list[str]:
         """The images of some classes."""
         wanted = set(labels)
-        return {image for image in self.images if self.labels[image] in wanted}
+        return [image for image in self.images if self.labels[image] in wanted]
 
     def macro(self, method: str, metric: str, budget: float | None = None) -> Value:
         return macro_value(self.by_class(self.column(method, metric, budget)), self.seed)
@@ -380,11 +386,11 @@ def box_share(results: LocaliseResults, method: str, image: str) -> float:
 def report_tables(results: LocaliseResults, groups: Mapping[str, Iterable[int]]) -> list[Table | None]:
     """Tables that the rows of the run give."""
     members = {group: results.images_of(labels) for group, labels in groups.items()}
-    right = {image for image in results.images if results.predicted[image] == results.labels[image]}
-    members_by_answer = {"right": right, "wrong": set(results.images) - right}
+    correct = results.correct
+    answers = {name: [i for i in correct if correct[i] == is_] for name, is_ in (("right", 1), ("wrong", 0))}
     by_group, by_answer = (
         TABLES.fill(name, grouped_means(results, of), results=results)
-        for name, of in (("groups", members), ("answers", members_by_answer))
+        for name, of in (("groups", members), ("answers", answers))
     )
     compared = orders(results)
     return [
@@ -423,13 +429,10 @@ def class_tables(results: LocaliseResults) -> Iterator[Table]:
     methods, recall = list(pair_of(results) or results.real_methods[:2]), results.recall()
     sizes = {label: len(values) for label, values in recall.items()}
     classes = {label: results.class_name(label) for label in sizes}
+    answers = [recall, results.by_class(results.probability())]
     for name, metrics, first in (
         ("localisation_by_class", ("box_iou", "mask_iou", "inside", "pointing"), []),
-        (
-            "faithfulness_by_class",
-            ("deletion", "insertion"),
-            [recall, results.by_class(results.probability())],
-        ),
+        ("faithfulness_by_class", ("deletion", "insertion"), answers),
     ):
         columns = [results.by_class(results.column(method, m)) for m in metrics for method in methods]
         rows = class_rows(classes, sizes, [*first, *columns], results.seed)
@@ -437,19 +440,20 @@ def class_tables(results: LocaliseResults) -> Iterator[Table]:
 
 
 def grouped_means(
-    results: LocaliseResults, groups: Mapping[Any, Collection[str]]
+    results: LocaliseResults, groups: Mapping[Any, Sequence[str]]
 ) -> Iterator[tuple[Any, ByClass, str, dict[str, Value]]]:
     """For each group of images and each method: the group, its recall by class, the method, its means.
 
     The means are those of the metrics, and `probability` of the true class.
     """
-    answers = {i: float(c == results.labels[i]) for i, c in results.predicted.items()}
+    correct, probability = results.correct, results.probability()
     for group, images in groups.items():
+        recall = results.by_class({i: correct[i] for i in images})
         for method in results.methods if images else ():
-            columns = {k: results.column(method, k) for k in METRICS} | {"probability": results.probability()}
-            chosen = {k: {i: v for i, v in of.items() if i in images} for k, of in columns.items()}
+            columns = {k: results.column(method, k) for k in METRICS} | {"probability": probability}
+            chosen = {k: {i: of[i] for i in images if i in of} for k, of in columns.items()}
             means = {k: macro_value(results.by_class(of), results.seed) for k, of in chosen.items()}
-            yield group, results.by_class({i: answers[i] for i in answers if i in images}), method, means
+            yield group, recall, method, means
 
 
 def budget_table(results: LocaliseResults) -> Table:
@@ -532,17 +536,17 @@ def stability(
 
 
 def centre_table(results: LocaliseResults, objects: Mapping[str, float]) -> Table:
-    """By method: centre bias of its maps and of the objects, on the images with a known object."""
+    """By method: centre bias of its maps and of the objects, on the images where both are defined."""
     rows, seed = [], results.seed
     for method in results.methods:
         column = results.column(method, "centre_bias")
-        known = [image for image in column if image in objects]
+        known = [i for i in column if not math.isnan(column[i] + objects.get(i, math.nan))]
         own, truth = ([of[image] for image in known] for of in (column, objects))
         apart = [a - b for a, b in zip(own, truth, strict=True)]
         rows.append(
             (method, *(mean_value(of, seed) for of in (own, truth, apart)), rho_value(own, truth, seed))
         )
-    return TABLES.fill("centre", rows)
+    return TABLES.fill("centre", rows, most=MOST)
 
 
 def report_figures(results: LocaliseResults) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def counts(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class FlagThresholds(Settings):
-    """Thresholds of the flags; REASONS in results.py gives the reasons."""
+    """Thresholds of the flags; their rules are in tables.toml."""
 
     low_insertion: float = option(0.3, "Flag: unfaithful below.")
     high_insertion: float = option(0.6, "Flag: faithful from here.")
