@@ -488,7 +488,8 @@ class BudgetPlanner:
         """Record the number of images, and what so few of them cannot decide."""
         total, n = len(self.resolved.source), chosen.images
         if n < ENOUGH:
-            why = f"{n} of {total}: the verdict needs {ENOUGH}, so it will be undecided; add images"
+            remedy = "add images" if n == total else "more minutes or a larger limit use more"
+            why = f"{n} of {total}: the verdict needs {ENOUGH}, so it will be undecided; {remedy}"
         elif n < total:
             why = f"{n} of {total}, sampled in proportion to the classes; more minutes use more"
         else:

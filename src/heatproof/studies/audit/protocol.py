@@ -233,6 +233,7 @@ class AuditScheduler:
         lines = [
             f"Chosen by heatproof audit for {in_minutes(self.settings.minutes)}.",
             "Add methods or metrics at the end of their lists, or raise limit; then: heatproof run FILE.",
+            "On images above a raised limit, methods are tested if a step at the end of tested names them.",
         ]
         if self.settings.from_python:
             lines.append("The network came from Python: to run this file, name it as FILE.py:FUNCTION.")
