@@ -39,7 +39,7 @@ from heatproof.studies.audit.planner import (
     Selection,
 )
 from heatproof.studies.audit.protocol import AuditScheduler, plan_audit, run_audit
-from heatproof.studies.audit.settings import AuditSettings
+from heatproof.studies.audit.settings import AuditSettings, EvidenceSettings
 from tiny_study import fingerprint, make_study
 
 TRANSFORMER = """
@@ -157,7 +157,8 @@ def test_any_budget_gives_an_answer_on_fewer_images(many: Path, seconds: float, 
     result = chosen(many, seconds)
     assert (result.methods, result.images) == (("gradcam", "random"), images)
     if images < 30:
-        assert "the verdict needs 30, so it will be undecided" in result.choices[-1].why
+        reason = result.choices[-1].why
+        assert "the verdict needs 30, so it will be undecided; more minutes" in reason
     named = chosen(many, seconds, wanted=("layercam", "gradient"))
     assert "layercam" in named.methods and "gradient" in left_out(named)
 
@@ -166,6 +167,11 @@ def test_few_pictures_are_all_taken_and_it_is_reported_that_they_cannot_decide(m
     result = chosen(many, 1e9, limit=12)
     assert result.images == 12
     assert "the verdict needs 30, so it will be undecided" in result.choices[-1].why
+
+
+def test_evidence_takes_one_method() -> None:
+    with pytest.raises(InputError, match="methods must be one method, got gradcam, layercam"):
+        EvidenceSettings(model="lite0", images=Path("pictures"), methods=("gradcam", "layercam"))
 
 
 def test_methods_that_were_asked_for_are_the_only_ones(many: Path) -> None:
