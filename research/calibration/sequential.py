@@ -116,7 +116,7 @@ def judged(values: Values, by: FollowRule, schedule: Looks) -> Iterator[tuple[st
         for m, (answer, _) in result.items():
             result[m] = (answer, n) if answer == "undecided" else result[m]
         upto = {m: tuple(column[: result[m][1]] for column in both) for m, both in values.items()}
-        now = answers(upto, by, level=level)  # type: ignore[arg-type]
+        now = answers(upto, by, levels=dict.fromkeys(values, level))  # type: ignore[arg-type]
         result = {m: (now[m] if own[0] == "undecided" else own[0], own[1]) for m, own in result.items()}
     return ((m, *own) for m, own in result.items())
 

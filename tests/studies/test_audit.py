@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner, Result
@@ -25,6 +26,7 @@ from heatproof.run.checks import check_study
 from heatproof.run.config import read_study
 from heatproof.run.progress import Progress
 from heatproof.run.study import ResolvedStudy, open_study
+from heatproof.store import RunFolder
 from heatproof.studies.audit import planner, protocol
 from heatproof.studies.audit.memory_images import write_images
 from heatproof.studies.audit.planner import (
@@ -199,6 +201,12 @@ def test_from_one_line_to_a_page_and_the_same_line_goes_on(folder: Path) -> None
     assert fingerprint(folder / "audit/run") == rows
     run = heatproof("run", "audit/study.toml")
     assert run.exit_code == 0 and fingerprint(folder / "audit/run") == rows
+    assert heatproof("run", "audit/study.toml", "--out", "fresh").exit_code == 0
+    query = "select image, method, metric, label, value from scores order by all"
+    steps, once = (RunFolder.open(run).scores().sql(query) for run in ("audit/run", "fresh"))
+    values = [[row.pop("value") for row in every] for every in (steps, once)]
+    assert steps == once
+    np.testing.assert_allclose(*values, rtol=1e-9)  # of all steps at once
     other = heatproof(*line[:8], "12", *line[9:])
     assert other.exit_code == 2 and "audit holds an audit with limit = 16, not 12" in other.output
     page = (folder / "audit/report.html").read_text()
