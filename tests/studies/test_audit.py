@@ -206,7 +206,7 @@ def test_from_one_line_to_a_page_and_the_same_line_goes_on(folder: Path) -> None
     steps, once = (RunFolder.open(run).scores().sql(query) for run in ("audit/run", "fresh"))
     values = [[row.pop("value") for row in every] for every in (steps, once)]
     assert steps == once
-    np.testing.assert_allclose(*values, rtol=1e-9)  # of all steps at once
+    np.testing.assert_allclose(values[0], values[1], rtol=1e-9)  # of all steps at once
     other = heatproof(*line[:8], "12", *line[9:])
     assert other.exit_code == 2 and "audit holds an audit with limit = 16, not 12" in other.output
     page = (folder / "audit/report.html").read_text()
