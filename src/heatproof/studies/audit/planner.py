@@ -117,8 +117,6 @@ def inspect(
             resolved = open_study(ResolvedStudy(study_from(wanted), folder, network=network))
             resolve_defaults(resolved, None)
             check_study(resolved)
-            if resolved.device == "cpu" and not settings.threads:
-                resolved.threads = _threads(resolved)
         except HeatproofError as error:
             refusal = refusal or error
             continue
@@ -132,7 +130,7 @@ def inspect(
     raise InputError(_without_key(refusal)) from refusal
 
 
-def _threads(resolved: ResolvedStudy) -> int:
+def pass_threads(resolved: ResolvedStudy) -> int:
     """Number of threads with which a pass is fastest, which depends on the load of the machine."""
     model = resolved.model(resolved.checkpoints[-1].name)
     images = model.preprocess.blank.repeat_interleave(TIMED, 0)
