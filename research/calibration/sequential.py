@@ -22,6 +22,7 @@ from heatproof.metrics.specific import DRAWS, STEPS
 from heatproof.registry import parse_call
 from heatproof.studies.common import write_rows
 from heatproof.verdict.follow import (
+    FIRST_LOOK,
     KINDS,
     LEVEL,
     FollowRule,
@@ -35,6 +36,7 @@ from research.calibration.thresholds import Member, Share, read_members
 
 Looks = Sequence[tuple[int, float]]
 AUDIT = "as in an audit"
+AUDIT_LOOKS: Looks = [*looks((FIRST_LOOK, 2 * FIRST_LOOK, IMAGES)).items()]
 HEADER = (
     "pairs",
     "looks",
@@ -50,14 +52,14 @@ HEADER = (
 
 def spent_by(share: Callable[[float], float]) -> Looks:
     """Looks of an audit of 100 images that spends LEVEL * share(t) of the error at the share t of them."""
-    numbers = [n for n, _ in looks(IMAGES)]
+    numbers = [n for n, _ in AUDIT_LOOKS]
     spent = [LEVEL * share(n / IMAGES) for n in numbers]
     return [(n, now - before) for n, now, before in zip(numbers, spent, [0.0, *spent], strict=False)]
 
 
 SPENDING: dict[str, Looks] = {
     "one look": [(IMAGES, LEVEL)],
-    AUDIT: list(looks(IMAGES)),
+    AUDIT: AUDIT_LOOKS,
     "O'Brien-Fleming": spent_by(lambda t: 2 * norm.sf(norm.isf(LEVEL / 2) / t**0.5) / LEVEL),
     "Pocock": spent_by(lambda t: float(np.log1p((np.e - 1) * t))),
 }
@@ -114,7 +116,7 @@ def judged(values: Values, by: FollowRule, schedule: Looks) -> Iterator[tuple[st
         for m, (answer, _) in result.items():
             result[m] = (answer, n) if answer == "undecided" else result[m]
         upto = {m: tuple(column[: result[m][1]] for column in both) for m, both in values.items()}
-        now = answers(upto, by, level=level)  # type: ignore[arg-type]
+        now = answers(upto, by, levels=dict.fromkeys(values, level))  # type: ignore[arg-type]
         result = {m: (now[m] if own[0] == "undecided" else own[0], own[1]) for m, own in result.items()}
     return ((m, *own) for m, own in result.items())
 

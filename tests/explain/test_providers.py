@@ -207,6 +207,9 @@ def test_lime_s_weights_are_its_own() -> None:
         for segment, weight in explained.local_exp[target]:
             own = heat[torch.from_numpy(explained.segments == segment)]
             assert torch.allclose(own, torch.tensor(weight, dtype=torch.float32), atol=1e-6)
+    few = call.replace("num", "num_features=2, num", 1)
+    for heat in hp.explain(net, preprocess.normalise(pictures), [few], TARGETS, seed=SEED)[few].values:
+        assert len(heat.unique()) <= 3 and (heat == 0).any()  # segments that lime does not select
 
 
 NEEDED = {

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -60,6 +62,26 @@ def test_a_pass_is_recorded_when_it_comes_again_and_smaller_batches_are_padded()
     assert torch.equal(few, 2 * (images[:3] + 1)) and calls[-1] == 4, "not padded"
     assert graphs.run("a", double, [images[:3]]).shape == (3, 2) and calls[-1] == 3
     assert graphs.run("b", double, [images], pad=True).shape == (4, 2) and len(graphs.recordings) == 1
+
+
+def test_threads_of_two_networks_do_not_read_each_other_s_results() -> None:
+    pool = torch.zeros(2)  # that all recordings share
+
+    class Pooled:
+        def __init__(self, function: Callable[..., Any], *of_a_recording: object) -> None:
+            self.function = function
+
+        def __call__(self, inputs: Sequence[Tensor]) -> Tensor:
+            pool.copy_(self.function(*inputs))
+            time.sleep(0.001)  # another thread may run
+            return pool
+
+    def passes(number: float) -> set[float]:
+        graphs, inputs = Graphs(Pooled), [torch.zeros(2)]
+        return {x for _ in range(30) for x in graphs.run("a", lambda x: x + number, inputs).tolist()}
+
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(passes, (1.0, 2.0))) == [{1.0}, {2.0}]
 
 
 def test_only_the_last_few_recordings_are_kept() -> None:

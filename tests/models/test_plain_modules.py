@@ -156,6 +156,33 @@ def test_attributes_set_to_equal_values_change_nothing() -> None:
     assert ModuleState(net, state).mark != state.mark
 
 
+class Listing(Net):
+    """A network with attributes of several kinds that its pass may read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dim, self.branches, self.by_name = -1, [self.first, self.second], {"a": self.first}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda net: setattr(net, "dim", -2),  # hash(-1) == hash(-2)
+        lambda net: net.shifts.__setitem__(0, 0.5),
+        lambda net: net.branches.pop(),
+        lambda net: net.by_name.update(a=net.second),
+    ],
+)
+def test_changed_attributes_change_the_state_and_its_mark(change: Callable[[nn.Module], object]) -> None:
+    net = Listing().eval()
+    state = ModuleState(net)
+    known = as_model(net).facts
+    assert state.versions(net) is not None and as_model(net).facts is known
+    change(net)
+    assert state.versions(net) is None and ModuleState(net, state).mark != state.mark
+    assert as_model(net).facts is not known
+
+
 def test_a_layer_at_the_address_of_a_freed_one_is_another() -> None:
     net = Net().eval()
     state = ModuleState(net)
@@ -179,7 +206,7 @@ class Registers(Net):
         return output
 
 
-@pytest.mark.parametrize("kind", [Net, Registers, small_cnn])
+@pytest.mark.parametrize("kind", [Net, Listing, Registers, small_cnn])
 def test_what_is_known_is_freed_with_the_module(kind: Callable[[], nn.Module]) -> None:
     net, images = kind().eval(), torch.randn(2, 3, 32, 32)
     hp.explain(net, images, ["gradcam", "rise(masks=300)"])

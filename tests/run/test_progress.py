@@ -127,6 +127,9 @@ def test_images_in_hand_count_by_their_inputs(monkeypatch: pytest.MonkeyPatch) -
     assert shown.so_far == 4 and shown.line().startswith("4/8 images, 1/4 units, 800 inputs")
     shown.inputs(10_000)
     assert 5.9 < shown.so_far < 6
+    shown.start(2000, 4, 0)
+    shown.advance(1234, 1)
+    assert shown.line().startswith("1234/2000 images")
 
 
 def test_the_expected_inputs_of_a_unit_are_close_to_those_it_takes(tmp_path: Path) -> None:

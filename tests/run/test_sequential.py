@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from heatproof.errors import InputError
 from heatproof.run.config import read_metrics
 from heatproof.run.engine import run_study
 from heatproof.run.plan import untested
 from heatproof.run.progress import Progress
 from heatproof.store import RunFolder
 from heatproof.verdict.data import read_run
-from heatproof.verdict.follow import FIRST_LOOK, LEVEL, FollowRule, Values, answers, looks, sequential_answers
+from heatproof.verdict.follow import LEVEL, FollowRule, Values, answers, looks, sequential_answers
 from heatproof.verdict.judge import follow_answers, judge
 from tiny_study import make_study, write_study
 
@@ -85,13 +87,33 @@ def test_a_test_that_goes_on_computes_only_what_is_new(tmp_path: Path) -> None:
     assert [request.tests_maps for request in requests] == [True, True, False, False]
 
 
-@pytest.mark.parametrize("images", [1, 39, 40, 41, 79, 80, 104, 1000, 10**6])
-def test_all_looks_together_spend_less_than_the_level(images: int) -> None:
-    numbers, levels = zip(*looks(images), strict=True)
-    assert (
-        numbers[-1] == images and list(numbers) == sorted({*numbers}) and all(level > 0 for level in levels)
-    )
-    assert sum(levels) < LEVEL and (images > FIRST_LOOK) == (len(levels) > 1)
+@pytest.mark.parametrize("numbers", [[1], [32, 40], [40, 80, 104, 208], [80, 40], range(1, 2000), [10**6]])
+def test_all_looks_together_spend_less_than_the_level(numbers: Sequence[int]) -> None:
+    levels = looks(numbers)
+    assert list(levels) == sorted(numbers) and all(level > 0 for level in levels.values())
+    assert sum(levels.values()) < LEVEL
+    further = looks([*numbers, 10**7])  # later looks leave the levels of earlier ones
+    assert all(further[n] == level for n, level in levels.items())
+
+
+def test_looks_of_other_methods_spend_nothing() -> None:
+    """A method that was decided stays decided when other methods are tested further."""
+    turns = 0.4 * (-1.0) ** np.arange(320)
+    every = {"best": 1 + turns, "slow": (0.2838 + turns)[:208], "other": 0.2 + turns}
+
+    def values(first: int) -> Values:
+        return {m: (own[:first], own[:first]) for m, own in every.items()}
+
+    tested = {"best": [40], "slow": [40, 80, 104, 208], "other": [40]}
+    further = tested | {"other": [40, 80, 160, 320]}
+    for looked in (tested, further):
+        assert sequential_answers(values, looked, RULE) == {
+            "best": "yes",
+            "slow": "yes",
+            "other": "undecided",
+        }
+    for numbers in ([40, 80, 104], [40, 80, 104, 160, 208]):  # another look takes a part of the level
+        assert sequential_answers(values, tested | {"slow": numbers}, RULE)["slow"] == "undecided"
 
 
 def test_the_first_answer_stands() -> None:
@@ -104,9 +126,9 @@ def test_the_first_answer_stands() -> None:
         every = {"best": best, "turned": turned, "slow": slow}
         return {name: (own[0, :first], own[1, :first]) for name, own in every.items()}
 
-    result = sequential_answers(values, 160, RULE)
+    result = sequential_answers(values, {m: [40, 80, 160] for m in values(0)}, RULE)
     assert result["best"] == result["turned"] == "yes" and answers(values(160), RULE)["turned"] == "no"
-    assert sequential_answers(values, 40, RULE)["slow"] == "undecided"
+    assert sequential_answers(values, {m: [40] for m in values(0)}, RULE)["slow"] == "undecided"
 
 
 def test_wrong_answers_stay_rare_whatever_the_number_of_looks() -> None:
@@ -119,7 +141,8 @@ def test_wrong_answers_stay_rare_whatever_the_number_of_looks() -> None:
             full = np.full(first, 1.0)
             return {"best": (full, full), "edge": (edge[:first], full)}
 
-        wrong[sequential_answers(values, 320, RULE)["edge"]] += 1
+        tested = {m: [40, 80, 104, 160, 208, 320] for m in ("best", "edge")}
+        wrong[sequential_answers(values, tested, RULE)["edge"]] += 1
     assert wrong["yes"] / repeats < 0.05 + 3 * np.sqrt(0.05 * 0.95 / repeats)
 
 
@@ -129,3 +152,9 @@ def test_the_verdict_of_a_run_with_tests_that_end_is_the_sequential_one(tmp_path
     data = read_run(run_study(study, tmp_path / "out").folder)
     assert follow_answers(data) == {"gradcam": "undecided", "gradient": "undecided"}
     assert {answer.method: answer.follows for answer in judge(data).methods} == follow_answers(data)
+
+
+def test_a_step_names_methods_of_the_study(tmp_path: Path) -> None:
+    study = make_study(tmp_path, 16, METHODS, METRICS[:1], CHECKPOINT, run='tested = [[4, ["gradcma"]]]')
+    with pytest.raises(InputError, match=r"run\.tested names 'gradcma', which is not in methods.*gradcam"):
+        run_study(study, tmp_path / "out")

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner, Result
@@ -25,6 +26,7 @@ from heatproof.run.checks import check_study
 from heatproof.run.config import read_study
 from heatproof.run.progress import Progress
 from heatproof.run.study import ResolvedStudy, open_study
+from heatproof.store import RunFolder
 from heatproof.studies.audit import planner, protocol
 from heatproof.studies.audit.memory_images import write_images
 from heatproof.studies.audit.planner import (
@@ -39,7 +41,7 @@ from heatproof.studies.audit.planner import (
     Selection,
 )
 from heatproof.studies.audit.protocol import AuditScheduler, plan_audit, run_audit
-from heatproof.studies.audit.settings import AuditSettings
+from heatproof.studies.audit.settings import AuditSettings, EvidenceSettings
 from tiny_study import fingerprint, make_study
 
 TRANSFORMER = """
@@ -157,7 +159,8 @@ def test_any_budget_gives_an_answer_on_fewer_images(many: Path, seconds: float, 
     result = chosen(many, seconds)
     assert (result.methods, result.images) == (("gradcam", "random"), images)
     if images < 30:
-        assert "the verdict needs 30, so it will be undecided" in result.choices[-1].why
+        reason = result.choices[-1].why
+        assert "the verdict needs 30, so it will be undecided; more minutes" in reason
     named = chosen(many, seconds, wanted=("layercam", "gradient"))
     assert "layercam" in named.methods and "gradient" in left_out(named)
 
@@ -166,6 +169,11 @@ def test_few_pictures_are_all_taken_and_it_is_reported_that_they_cannot_decide(m
     result = chosen(many, 1e9, limit=12)
     assert result.images == 12
     assert "the verdict needs 30, so it will be undecided" in result.choices[-1].why
+
+
+def test_evidence_takes_one_method() -> None:
+    with pytest.raises(InputError, match="methods must be one method, got gradcam, layercam"):
+        EvidenceSettings(model="lite0", images=Path("pictures"), methods=("gradcam", "layercam"))
 
 
 def test_methods_that_were_asked_for_are_the_only_ones(many: Path) -> None:
@@ -193,6 +201,12 @@ def test_from_one_line_to_a_page_and_the_same_line_goes_on(folder: Path) -> None
     assert fingerprint(folder / "audit/run") == rows
     run = heatproof("run", "audit/study.toml")
     assert run.exit_code == 0 and fingerprint(folder / "audit/run") == rows
+    assert heatproof("run", "audit/study.toml", "--out", "fresh").exit_code == 0
+    query = "select image, method, metric, label, value from scores order by all"
+    steps, once = (RunFolder.open(run).scores().sql(query) for run in ("audit/run", "fresh"))
+    values = [[row.pop("value") for row in every] for every in (steps, once)]
+    assert steps == once
+    np.testing.assert_allclose(values[0], values[1], rtol=1e-9)  # of all steps at once
     other = heatproof(*line[:8], "12", *line[9:])
     assert other.exit_code == 2 and "audit holds an audit with limit = 16, not 12" in other.output
     page = (folder / "audit/report.html").read_text()

@@ -328,11 +328,10 @@ def check_pixels(images: Tensor) -> None:
 
 
 class _Analysed(NamedTuple):
-    """A Model of a plain module, without the module, and the state and weights that it is valid for."""
+    """A Model of a plain module, without the module, and the state that it is valid for."""
 
     model: Model
     state: ModuleState
-    versions: list[Any] | None
 
 
 _analysed: WeakKeyDictionary[nn.Module, _Analysed] = WeakKeyDictionary()
@@ -365,17 +364,18 @@ def as_model(model: Model | nn.Module) -> Model:
             versions = state.versions(model)
             if known is None or state.mark != known.state.mark:
                 del vars(loaded)["module"]  # a reference to it would keep it from being freed
-                known = _Analysed(loaded, state, versions)
+                loaded.facts.versions = versions
+                known = _Analysed(loaded, state)
             _analysed[model] = known = known._replace(state=state)
-        if versions != known.versions:
-            facts = known.model.facts
+        facts = known.model.facts
+        if versions != facts.versions:
             template = copy.copy(known.model)
             template.facts = replace(
-                facts, writes_input=None, columns=None, acceleration=replace(facts.acceleration, graphs=None),
+                facts, versions=versions, writes_input=None, columns=None,
+                acceleration=replace(facts.acceleration, graphs=None),
                 determined={name: facts.determined[name] for name in facts.determined if name != "head"},
             )  # fmt: skip
-            _analysed[model] = known = _Analysed(template, known.state, versions)
-        known.model.facts.versions = versions
+            _analysed[model] = known = _Analysed(template, known.state)
     return _completed(known.model, model)
 
 

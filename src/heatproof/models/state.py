@@ -4,7 +4,7 @@ A state consists of the modules, their attributes and hooks, and of where parame
 their modes, since passes run in evaluation mode (`frozen_eval`).
 It keeps no reference that would keep the network alive. Values of weights are no part of it: `versions`
 counts the changes that torch sees. Two kinds of changes are not detected: other code that changes an object
-in place which an attribute refers to (except lists, tuples, dicts and sets of plain values), and values
+in place which an attribute refers to (except lists, dicts and sets, whose members are compared), and values
 written through `tensor.data`, which torch does not count. Passes use both; only what was determined before
 stays.
 """
@@ -52,17 +52,19 @@ class ModuleState:
         for value in {id(value): value for value in values}.values():
             if isinstance(value, PLAIN):
                 self._references.append(value)
-            elif type(value) in CONTAINERS:
-                members = value.values() if isinstance(value, dict) else value
-                if all(isinstance(member, PLAIN) for member in members):
-                    self._copies.append((value, copy.copy(value)))
+            elif _is_plain(value):
+                self._copies.append((value, copy.copy(value)))
             elif type(value).__weakrefoffset__:
                 self._references.append(weakref.ref(value, self._freed.append))
+        # A reference to other containers could keep the network alive.
+        containers = (i for i, value in enumerate(values) if type(value) in CONTAINERS)
+        self._members = {i: _members(values[i]) for i in containers if not _is_plain(values[i])}
         self._tensors = [i for i, value in enumerate(values) if isinstance(value, Tensor)]
         self._addresses = [values[i].data_ptr() for i in self._tensors]
         self.watched = any(map(is_watched, parts))
         self._epoch: int = before._epoch + bool(before._freed) if before else 0
-        self.mark = hash((self._epoch, *map(_by_value, values)))
+        # Of the text, since hash(-1) == hash(-2).
+        self.mark = hash(repr([self._epoch, *map(_by_value, values)]))
 
     def versions(self, module: nn.Module) -> list[Any] | None:
         """How often torch saw each tensor change; None if the network is not in this state anymore."""
@@ -71,6 +73,8 @@ class ModuleState:
             return None
         values = self._values(parts)
         if list(map(id, values)) != self._ids or any(value != own for value, own in self._copies):
+            return None
+        if any(_members(values[i]) != own for i, own in self._members.items()):
             return None
         tensors = [values[i] for i in self._tensors]
         if list(map(Tensor.data_ptr, tensors)) != self._addresses:
@@ -103,4 +107,19 @@ def is_watched(part: nn.Module) -> bool:
 def _by_value(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.data_ptr()
-    return value if type(value) in PLAIN else repr(value) if isinstance(value, tuple) else id(value)
+    if type(value) in CONTAINERS:
+        return _members(value)
+    return value if type(value) in PLAIN else id(value)
+
+
+def _members(value: Any) -> list[Any]:
+    """Members of a container, ids of those that are not plain; of a dict, its keys too."""
+    if type(value) not in CONTAINERS:
+        return []
+    members = (*value, *value.values()) if isinstance(value, dict) else value
+    return [member if isinstance(member, PLAIN) else id(member) for member in members]
+
+
+def _is_plain(value: Any) -> bool:
+    members = value.values() if isinstance(value, dict) else value
+    return type(value) in CONTAINERS and all(isinstance(member, PLAIN) for member in members)

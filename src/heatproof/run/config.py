@@ -283,6 +283,11 @@ def study_from(content: Mapping[str, Any]) -> Study:
         value = getattr(getattr(study, table), key)
         if value is not None and value not in known:
             raise InputError(f"{path} cannot be {value!r}; {did_you_mean(value, known)}")
+    for method in (method for _, methods in study.run.tested for method in methods):
+        if method not in study.methods:
+            raise InputError(
+                f"run.tested names {method!r}, which is not in methods; {did_you_mean(method, study.methods)}"
+            )
     return study
 
 

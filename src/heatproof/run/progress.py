@@ -137,7 +137,8 @@ class Progress:
         return f"{inputs}{spent}{left}"
 
     def line(self) -> str:
-        counts = f"{self.so_far:.3g}/{self.total_images} images, {self.units}/{self.total_units} units"
+        so_far = f"{self.so_far:.3g}" if self.so_far < 100 else f"{self.so_far:.0f}"
+        counts = f"{so_far}/{self.total_images} images, {self.units}/{self.total_units} units"
         return f"{counts}, {self._detail(f'{spell(self.seconds)}, ')}"
 
     def say(self, text: str) -> None:

@@ -18,17 +18,17 @@ then "follows" needs w and p surely above yes * max(1, best).
 "w or p"). informative, yes and no were chosen on one half of the networks of a population with planted
 evidence; their error rates were counted on the other half (rates.json, docs/results/calibration.md).
 
-A sequential test, as of an audit, looks at the answers after FIRST_LOOK images, after each doubling, and at
-the end; the first answer of a method stands, and the method is tested on no further image. After n images
-5 % (1 - FIRST_LOOK / 2 n) of the error is spent, and each look tests at the level that was spent since the
-last one, so any number of looks errs in at most 5 % of the cases (union bound).
+A sequential test, as of an audit, looks at a method's answer after each number of images that run.tested
+names for it; the first answer stands. After n images 5 % (1 - FIRST_LOOK / 2 n) of the error is spent, or
+5 % n / (2 FIRST_LOOK) if n < FIRST_LOOK, and each look tests at the level that was spent since the last one,
+so any number of looks errs in at most 5 % of the cases (union bound).
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -74,8 +74,12 @@ def follow_metric(facts: Facts | None = None) -> MetricFacts:
     return next(entry for entry in voting if {*KINDS} <= entry.parts.keys())
 
 
-def answers(values: Values, by: FollowRule, scale: float = 0.0, level: float = LEVEL) -> dict[str, Answer]:
+def answers(
+    values: Values, by: FollowRule, scale: float = 0.0, levels: Mapping[str, float] | None = None
+) -> dict[str, Answer]:
     """Answers by method, from both numbers of every image; NaN is left out. scale: as for limits.
+
+    levels: by method; others are not tested. Default: LEVEL for all.
 
     >>> rng = np.random.default_rng(0)
     >>> high, low = rng.normal(0.5, 0.1, (2, 50)), rng.normal(0.0, 0.1, (2, 50))
@@ -92,29 +96,33 @@ def answers(values: Values, by: FollowRule, scale: float = 0.0, level: float = L
         above = holm({m: max(p_above(column, high) for column in both) for m, both in judged.items()})
         below = holm({m: _p_below(both, low) for m, both in judged.items()})
         # Too few images, or no method that stands out, leaves "undecided": absence of evidence is not a "no".
-        results |= {m: decided(above[m], below[m], level) for m in judged}
+        level = dict.fromkeys(judged, LEVEL) if levels is None else levels
+        results |= {m: decided(above[m], below[m], level.get(m, 0.0)) for m in judged}
     return results | {m: "no" for m, both in judged.items() if ignores_weights(both)}
 
 
-def looks(images: int) -> list[tuple[int, float]]:
-    """Numbers of images after which a sequential test over so many looks at the answers, and the levels.
+def looks(numbers: Iterable[int]) -> dict[int, float]:
+    """Levels of the looks of a sequential test after these numbers of images.
 
-    >>> [(n, round(level, 4)) for n, level in looks(104)]
-    [(40, 0.025), (80, 0.0125), (104, 0.0029)]
+    >>> {n: round(level, 4) for n, level in looks([40, 80, 104]).items()}
+    {40: 0.025, 80: 0.0125, 104: 0.0029}
     """
-    doublings = range(max(0, images.bit_length() - FIRST_LOOK.bit_length() + 1))
-    numbers = [*(n for k in doublings if (n := FIRST_LOOK << k) < images), images]
-    spent = [0.0, *(LEVEL * (1 - FIRST_LOOK / (2 * max(n, FIRST_LOOK))) for n in numbers)]
-    return list(zip(numbers, np.diff(spent).tolist(), strict=True))
+    ordered, first = sorted({*numbers}), FIRST_LOOK
+    spent = [LEVEL * (n / (2 * first) if n < first else 1 - first / (2 * n)) for n in ordered]
+    return dict(zip(ordered, np.diff(spent, prepend=0.0).tolist(), strict=True))
 
 
 def sequential_answers(
-    values: Callable[[int], Values], images: int, by: FollowRule, scale: float = 0.0
+    values: Callable[[int], Values], tested: Mapping[str, Iterable[int]], by: FollowRule, scale: float = 0.0
 ) -> dict[str, Answer]:
-    """Answers of a sequential test. values: returns both numbers of the first so many images."""
+    """Answers of a sequential test.
+
+    values: returns both numbers of the first so many images. tested: numbers of images of a method's looks.
+    """
+    levels = {method: looks(numbers) for method, numbers in tested.items()}
     results: dict[str, Answer] = {}
-    for n, level in looks(images):
-        now = answers(values(n), by, scale, level)
+    for n in sorted({n for own in levels.values() for n in own}):
+        now = answers(values(n), by, scale, {m: own[n] for m, own in levels.items() if n in own})
         results = {m: now[m] if results.get(m, "undecided") == "undecided" else results[m] for m in now}
     return results
 

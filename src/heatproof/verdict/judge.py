@@ -103,11 +103,14 @@ def judge(data: RunData, by: FollowRule | None = None) -> Verdict:
 def follow_answers(data: RunData, by: FollowRule | None = None) -> dict[str, Answer]:
     """Whether maps follow the network by the voting test alone, which is sequential if methods stop early."""
     by, scale = by or rule(), _scale(data)
-    if not data.manifest.config.get("run", {}).get("tested"):
+    steps = data.manifest.config.get("run", {}).get("tested")
+    if not steps:
         return answers(_values(data), by, scale)
     order = {valid_unicode(name): i for i, (name, _) in enumerate(data.folder.images())}
     at = [order.get(name, order.get(name.rpartition("#")[0], 0)) for name in data.images.ids]
-    return sequential_answers(partial(_values, data, np.array(at, int)), len(order), by, scale)
+    named = {m: [images for images, methods in steps if m in methods] for m in data.real}
+    tested = {m: numbers or [len(order)] for m, numbers in named.items()}
+    return sequential_answers(partial(_values, data, np.array(at, int)), tested, by, scale)
 
 
 def _scale(data: RunData) -> float:

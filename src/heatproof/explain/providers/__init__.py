@@ -316,8 +316,10 @@ def lime_maps(
         explainer = kind(**accepted(kind.__init__, options))
         given = accepted(kind.explain_instance, options | {"labels": (target,)})
         explained = explainer.explain_instance(picture, predict, **given)
-        numbers, weights = zip(*sorted(explained.local_exp[target]), strict=True)
-        maps.append(np.array(weights)[np.searchsorted(numbers, explained.segments)])
+        weights = np.zeros(explained.segments.max() + 1)  # 0 for segments that lime did not select
+        for segment, weight in explained.local_exp[target]:
+            weights[segment] = weight
+        maps.append(weights[explained.segments])
     return torch.from_numpy(np.stack(maps)).to(images)
 
 

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from heatproof.models.accel.folding import Folding
 from heatproof.models.accel.graphs import Graphs, recordable
@@ -112,7 +111,7 @@ class Accelerator:
         if self.graphs is None:
             return self._logits(images)
         logits: Tensor = self.graphs.run(("logits", self.key), self._logits, (images,), pad=True)
-        return logits.clone()
+        return logits
 
     def input_gradients(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Gradient "b c h w" of each target's logit and the "b k" logits, in a job."""
@@ -122,7 +121,7 @@ class Accelerator:
             return self._gradients(images, targets)
         inputs = images, targets.to(images.device)
         gradient, logits = self.graphs.run(("gradients", self.key), self._gradients, inputs, pad=True)
-        return gradient.clone(), logits.clone()
+        return gradient, logits
 
     def _logits(self, images: Tensor) -> Tensor:
         with self.used() if self.used else nullcontext():
@@ -147,8 +146,7 @@ class Accelerator:
             return None
         reads = [tensor.detach() for tensor in (*module.parameters(), *module.buffers())]
         inputs, key = self._inputs(images, targets), self._key(graphs, request)
-        results = graphs.run(key, function, inputs, request=request, reads=reads)
-        return tree_map_only(Tensor, Tensor.clone, results)  # the next pass overwrites them
+        return graphs.run(key, function, inputs, request=request, reads=reads)
 
     def replayed(self, request: Hashable, images: Tensor, targets: Any) -> Any:
         """Results of an earlier request from its recording; None if there is none or the network changed."""
@@ -164,7 +162,7 @@ class Accelerator:
                 return None  # out of memory: the queue repeats the pass with half the inputs
             if expected is not None and graphs.versions != expected:
                 return None
-            return tree_map_only(Tensor, Tensor.clone, results)
+            return results
 
     def describe(self) -> list[str]:
         """Sentences for a run's log: how the passes of this network run."""

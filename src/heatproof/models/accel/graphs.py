@@ -12,6 +12,7 @@ never recorded. A pass that cannot be recorded (it reads a number from the GPU o
 from __future__ import annotations
 
 import logging
+import threading
 import warnings
 import weakref
 from collections import Counter, OrderedDict
@@ -103,27 +104,31 @@ def _refusing_to_wait() -> Iterator[None]:
 
 
 _every: weakref.WeakSet[Graphs] = weakref.WeakSet()
+_memory = threading.RLock()  # of the shared pool: threads record, and replay and copy, one at a time
 
 
 def drop_recordings(most: float | None = None) -> None:
     """Drop all recordings of all networks, or the largest until the rest takes at most `most` bytes."""
-    every = [(graphs.recordings, key) for graphs in list(_every) for key in list(graphs.recordings)]
-    sizes = {i: getattr(recordings[key], "bytes", 0) for i, (recordings, key) in enumerate(every)}
-    for i in sorted(sizes, key=sizes.__getitem__, reverse=True):
-        if most is not None and sum(sizes.values()) <= most:
-            return
-        recordings, key = every[i]
-        del recordings[key], sizes[i]
+    with _memory:
+        items = [(graphs, *item) for graphs in list(_every) for item in list(graphs.recordings.items())]
+        by_size = sorted((getattr(item[2], "bytes", 0), i) for i, item in enumerate(items))
+        while by_size and (most is None or sum(size for size, _ in by_size) > most):
+            graphs, key, _ = items[by_size.pop()[1]]
+            graphs.recordings.pop(key, None)
 
 
 def _most_bytes(device: torch.device) -> float:
     """Memory for recordings: half of what this process may allocate, at most an eighth of the GPU."""
-    fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)  # not in torch 2.5
-    return min(fraction(device) / 2, 1 / 8) * torch.cuda.mem_get_info(device)[1]
+    return min(memory_fraction(device) / 2, 1 / 8) * torch.cuda.mem_get_info(device)[1]
+
+
+def memory_fraction(device: torch.device) -> float:
+    """Share of a GPU's memory that this process may allocate; 1 with torch 2.5, which does not return it."""
+    return float(getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(device))
 
 
 def _shared_pool() -> Any:
-    """The memory pool of all recordings: results of one are copied before the next one runs."""
+    """The memory pool of all recordings: results of one are copied before the next one runs (`_memory`)."""
     # A handle may be used again only while a recording uses it.
     known = (recording for graphs in list(_every) for recording in graphs.recordings.values())
     pools = (getattr(recording, "pool", None) for recording in known)
@@ -156,13 +161,14 @@ class Graphs:
     def replay(self, request: Hashable, inputs: Sequence[Tensor], key: Callable[[], Hashable]) -> Any:
         """The results of the recording that answered this request last; None if the network has changed."""
         known = self.requests.get(request)
-        if known is None or known not in self.recordings or self.reason:
+        recording = self.recordings.get(known) if known else None  # other threads may drop it
+        if known is None or recording is None or self.reason:
             return None
         interrupts.check()
         # Checking the network takes as long as a small pass, so it is done while the GPU computes. A replay
         # that is outdated does no harm: it changes its own memory alone, and keeps the weights it reads.
         with span("forward", inputs=len(inputs[0])):
-            results = self.recordings[known](inputs)
+            results = _copied_results(recording, inputs, known[1])
         return results if (_full_key(key(), inputs), len(inputs[0])) == known else None
 
     def run(
@@ -174,7 +180,7 @@ class Graphs:
         request: Hashable = None,
         reads: Sequence[Tensor] = (),
     ) -> Any:
-        """function(*inputs), from a recording where there is one. The next pass overwrites the results.
+        """function(*inputs), from a recording where there is one.
 
         pad: whether a recording of a larger batch may be used. request: by which `replay` finds this one.
         """
@@ -188,22 +194,21 @@ class Graphs:
             while len(self.requests) > MOST:
                 self.requests.popitem(last=False)
         most = LARGER * count if pad else count
-        sizes = [size for known, size in self.recordings if known == key and count <= size <= most]
-        if sizes:
-            size = min(sizes)
-            self.recordings.move_to_end((key, size))
-            with span("forward", inputs=count):
-                results = self.recordings[key, size](inputs)
-            if size > count:  # drop the rows that padded the batch
-                results = tree_map_only(Tensor, lambda t: t[:count] if len(t) == size else t, results)
-            return results
+        with _memory:
+            sizes = [size for known, size in self.recordings if known == key and count <= size <= most]
+            if sizes:
+                size = min(sizes)
+                self.recordings.move_to_end((key, size))
+                with span("forward", inputs=count):
+                    return _copied_results(self.recordings[key, size], inputs, size)
         self.seen[key, count] += 1
         # Recording costs several passes, so a shape must occur repeatedly before it pays.
         if self.seen[key, count] <= SEEN:
             return function(*inputs)
         recording, is_short = None, False
         try:
-            recording = self.record(function, inputs, reads)
+            with _memory:
+                recording = self.record(function, inputs, reads)
         except Exception as error:  # of any kind; the plain pass below raises it again if it is a bug
             is_short = is_out_of_memory(error)
             if not is_short:
@@ -221,7 +226,17 @@ class Graphs:
             self.recordings.popitem(last=False)
         if len(self.seen) > 64 * MOST:
             self.seen.clear()
-        return recording(inputs)
+        return _copied_results(recording, inputs, count)
+
+
+def _copied_results(recording: Function, inputs: Sequence[Tensor], size: int) -> Any:
+    """Copies of the results, without rows that pad a batch: the next pass of any network overwrites them."""
+    count = len(inputs[0])
+    with _memory:
+        results = recording(inputs)
+        if size > count:
+            results = tree_map_only(Tensor, lambda t: t[:count] if len(t) == size else t, results)
+        return tree_map_only(Tensor, Tensor.clone, results)
 
 
 def _full_key(key: Hashable, inputs: Sequence[Tensor]) -> Hashable:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from heatproof.errors import InputError
-from heatproof.models.accel.graphs import drop_recordings
+from heatproof.models.accel.graphs import drop_recordings, memory_fraction
 from heatproof.models.running import is_out_of_memory
 
 if TYPE_CHECKING:
@@ -50,8 +50,7 @@ def limited_memory(device: str | torch.device) -> Iterator[None]:
     free, total = torch.cuda.mem_get_info(device)
     own = torch.cuda.memory_allocated(device)
     available = free + torch.cuda.memory_reserved(device) - own
-    known = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)  # not in torch 2.5
-    before = known(device)
+    before = memory_fraction(device)
     torch.cuda.set_per_process_memory_fraction(min(before, (own + share * available) / total), device)
     try:
         yield

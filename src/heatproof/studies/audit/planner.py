@@ -117,8 +117,6 @@ def inspect(
             resolved = open_study(ResolvedStudy(study_from(wanted), folder, network=network))
             resolve_defaults(resolved, None)
             check_study(resolved)
-            if resolved.device == "cpu" and not settings.threads:
-                resolved.threads = _threads(resolved)
         except HeatproofError as error:
             refusal = refusal or error
             continue
@@ -132,7 +130,7 @@ def inspect(
     raise InputError(_without_key(refusal)) from refusal
 
 
-def _threads(resolved: ResolvedStudy) -> int:
+def pass_threads(resolved: ResolvedStudy) -> int:
     """Number of threads with which a pass is fastest, which depends on the load of the machine."""
     model = resolved.model(resolved.checkpoints[-1].name)
     images = model.preprocess.blank.repeat_interleave(TIMED, 0)
@@ -488,7 +486,8 @@ class BudgetPlanner:
         """Record the number of images, and what so few of them cannot decide."""
         total, n = len(self.resolved.source), chosen.images
         if n < ENOUGH:
-            why = f"{n} of {total}: the verdict needs {ENOUGH}, so it will be undecided; add images"
+            remedy = "add images" if n == total else "more minutes or a larger limit use more"
+            why = f"{n} of {total}: the verdict needs {ENOUGH}, so it will be undecided; {remedy}"
         elif n < total:
             why = f"{n} of {total}, sampled in proportion to the classes; more minutes use more"
         else:

@@ -43,6 +43,7 @@ from heatproof.studies.audit.planner import (
     Selection,
     in_minutes,
     inspect,
+    pass_threads,
 )
 from heatproof.studies.audit.settings import AuditSettings, study_tables
 from heatproof.studies.common import study_file
@@ -157,6 +158,8 @@ class AuditScheduler:
         self.say(f"inspecting {settings.model} and {source.path}: {source.seen}")
         inspection = inspect(settings, self.tables, settings.out.resolve(), self.network)
         resolved = inspection.resolved
+        if resolved.device == "cpu" and not settings.threads:
+            resolved.threads = pass_threads(resolved)
         for line in resolved.describe():
             self.say(line)
         if is_function(resolved.model(resolved.checkpoints[-1].name).module):
@@ -233,6 +236,7 @@ class AuditScheduler:
         lines = [
             f"Chosen by heatproof audit for {in_minutes(self.settings.minutes)}.",
             "Add methods or metrics at the end of their lists, or raise limit; then: heatproof run FILE.",
+            "On images above a raised limit, methods are tested if a step at the end of tested names them.",
         ]
         if self.settings.from_python:
             lines.append("The network came from Python: to run this file, name it as FILE.py:FUNCTION.")

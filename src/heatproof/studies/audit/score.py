@@ -54,7 +54,7 @@ def plan_score(settings: ScoreSettings, say: Callable[[str], object] = lambda te
 def plan_evidence(settings: EvidenceSettings, say: Callable[[str], object] = lambda text: None) -> AuditPlan:
     """Plan the study of what the network uses and record it in OUT; an existing one must be the same."""
     wanted = [Choice(name, True, "what the network uses") for name in ("evidence", "accuracy")]
-    return _plan(settings.audit, settings.methods[:1] or METHODS, lambda inspection: wanted, say)
+    return _plan(settings.audit, settings.methods or METHODS, lambda inspection: wanted, say)
 
 
 def _plan(

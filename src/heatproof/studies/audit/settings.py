@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from heatproof.errors import InputError
 from heatproof.images.kinds import Guess
 from heatproof.models.names import placed_spec
 from heatproof.registry import check_methods
@@ -129,6 +130,8 @@ class EvidenceSettings(NetworkSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_methods(self.methods)  # before torch is imported
+        if len(self.methods) > 1:
+            raise InputError(f"methods must be one method, got {', '.join(self.methods)}; name one of them")
 
 
 def study_tables(
