@@ -144,7 +144,9 @@ def test_rows_and_memory_stay_as_they_are() -> None:
 
 def test_memory_that_grows_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     leak: list[object] = []
-    monkeypatch.setattr(steady, "explain", lambda model, images, methods: leak.append(bytearray(4 << 20)))
+    monkeypatch.setattr(
+        steady, "explain", lambda model, images, methods: leak.append(bytearray(b"1") * (16 << 20))
+    )
     monkeypatch.setattr(steady, "insertion_deletion", lambda *_, **__: None)
     (memory,) = steady.flat_memory(small_net(), 20, 1, "cpu")
     assert memory.ours_ms > memory.other_ms + 50

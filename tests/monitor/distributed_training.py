@@ -169,4 +169,8 @@ if __name__ == "__main__":
         if find_spec(package)
     }
     (place / f"{RANK}.json").write_text(json.dumps(result))
+    distributed.barrier()  # neither process ends while the other uses the connection
     distributed.destroy_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # at exit, threads of the libraries sometimes abort a process whose work is done
