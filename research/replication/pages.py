@@ -51,7 +51,8 @@ PAPERS = {"cscore": "C-Score", "cambench": "CAMBench-QR", "cose": "COSE", "thesi
 COMMAND = (
     "python -m research.evidence prepare --data DATA --out PACKED\n"
     "    python -m research.replication prepare --data DATA --out PACKED\n"
-    "    python -m research.replication train --data PACKED --out TRAININGS --device cuda --processes 14\n"
+    "    python -m research.replication train --data PACKED --out TRAININGS --device cuda --processes 14 \\\n"
+    "        --study warning --study protocol\n"
     "    python -m research.replication tables TRAININGS/trainings.json.gz\n"
     "    python -m research.replication pages"
 )
