@@ -81,5 +81,21 @@ def pages_command() -> None:
     write_pages()
 
 
+@main.command("rank", cls=ReplicationCommand)
+@click.option("--data", type=PATH, required=True, help="Folder of real images and weights.")
+@click.option(
+    "--out", type=PATH, required=True, help="Folder for the results, one file per pair of networks."
+)
+@click.option("--device", help="cuda, cpu, ...; the fastest available by default.")
+@click.option("--network", "networks", multiple=True, default=("mini",), show_default=True,
+              help="Of the calibration's population; repeatable.")  # fmt: skip
+def rank_command(data: Path, out: Path, device: str | None, networks: tuple[str, ...]) -> None:
+    """Compare how metrics rank methods, with the truth of planted evidence beside them."""
+    from research.replication.rankings import measure_all, write_rankings
+
+    measure_all(networks, data, out, best_device(device), say)
+    write_rankings(out)
+
+
 if __name__ == "__main__":
     main(prog_name=ReplicationCommand.program)
