@@ -35,10 +35,14 @@ def main() -> None:
 
 @main.command("prepare", cls=ReplicationCommand)
 @click.option("--data", type=PATH, required=True, help="Folder of real images.")
-@click.option("--out", type=PATH, required=True, help="Folder to add the X-rays of the population to.")
-def prepare_command(data: Path, out: Path) -> None:
-    """Copy the X-rays of the trainings, for another machine; `research.evidence prepare` packs weights."""
-    for path, _ in xray_files(data):
+@click.option("--out", type=PATH, required=True, help="Folder to add the images of the trainings to.")
+@study_option
+def prepare_command(data: Path, out: Path, studies: tuple[str, ...]) -> None:
+    """Copy the images of the trainings, for another machine; `research.evidence prepare` packs weights."""
+    files = [data / "cifar10" / "cifar10.npz"] if "cifar" in (studies or STUDIES) else []
+    if studies != ("cifar",):
+        files += [path for path, _ in xray_files(data)]
+    for path in files:
         target = out / path.relative_to(data)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
