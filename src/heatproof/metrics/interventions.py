@@ -56,11 +56,10 @@ from heatproof.metrics.evidence_record import (
     PropertyTest,
     RemovalTest,
 )
-from heatproof.metrics.kit import Passes, align, as_tensor, pixel_maps, refuse_volumes
+from heatproof.metrics.kit import ImagePool, Passes, align, as_tensor, pixel_maps, refuse_volumes
 from heatproof.metrics.localisation import object_regions
 from heatproof.metrics.properties import FILE_TRANSFERS, Transfer, region_mask, transfers
 from heatproof.metrics.sanity import Layers
-from heatproof.metrics.scene import ImagePool
 from heatproof.models.heads import Multilabel
 from heatproof.models.model import Model, as_model
 from heatproof.models.queue import Queue, all_logits

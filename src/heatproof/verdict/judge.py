@@ -12,7 +12,8 @@ import numpy as np
 from heatproof.disk import valid_unicode
 from heatproof.errors import StoreError, counted
 from heatproof.metrics.classifier import auc, auc_errors, class_order
-from heatproof.metrics.stats import mean_interval
+from heatproof.metrics.results import mean_interval
+from heatproof.rows import MIN_USABLE
 from heatproof.run.plan import DEAD_LAYER, NO_EVIDENCE
 from heatproof.store import RunFolder
 from heatproof.store.ledger import write_record
@@ -35,7 +36,6 @@ from heatproof.verdict.follow import (
     rule,
     sequential_answers,
 )
-from heatproof.verdict.rules import MIN_USABLE
 from heatproof.verdict.uses import network_answer
 
 FILE = "verdict.json"
