@@ -171,7 +171,7 @@ def auc(labels: ArrayLike, probs: ArrayLike, *, logits: bool = False) -> PerClas
     """
     why = "has no image to rank or none to rank it against"
     if is_table(labels):
-        truth, scores = _checked(labels, probs, logits)
+        scores, truth = checked(labels, probs, logits)
         return _macro(np.diag(_auc_matrix(truth, scores)).tolist(), len(truth), why)
     y, columns = _ranked(labels, probs, logits)
     values = [_auc_matrix((y == c)[:, None], column[:, None]).item() for c, column in columns.items()]
@@ -187,7 +187,7 @@ def auc_errors(labels: ArrayLike, probs: ArrayLike, *, logits: bool = False) -> 
     [0.354, 0.354, 0.0]
     """
     if is_table(labels):
-        truth, scores = _checked(labels, probs, logits)
+        scores, truth = checked(labels, probs, logits)
         both = zip(truth.T, scores.T, strict=True)
         ranked = [auc_errors(own, p, logits=logits) for own, p in both if 0 < own.sum() < len(own)]
         return np.mean(ranked, axis=0) if ranked else np.full(len(truth), NAN)
@@ -207,7 +207,7 @@ def auc_errors(labels: ArrayLike, probs: ArrayLike, *, logits: bool = False) -> 
 
 def _ranked(labels: ArrayLike, probs: ArrayLike, logits: bool) -> tuple[np.ndarray, dict[int, np.ndarray]]:
     """Labels "b", and by class the scores that rank images; for two classes, class 1 only."""
-    y, scores = _checked(labels, probs, logits)
+    scores, y = checked(labels, probs, logits)
     if not logits and (scores >= 1).any():
         # Probabilities that round to 1 are distinguished by what is left for the other classes.
         scores, logits = np.log(np.maximum(scores, np.finfo(np.float64).tiny)), True
@@ -216,27 +216,11 @@ def _ranked(labels: ArrayLike, probs: ArrayLike, logits: bool) -> tuple[np.ndarr
     return y, dict(enumerate((_log_odds(scores) if logits else scores).T))
 
 
-def _checked(labels: ArrayLike, probs: ArrayLike, logits: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Labels "b", or bool "b k" of multi-label images, and scores "b k", by which images are ranked."""
-    if not logits:
-        return checked(labels, probs)[::-1]
-    scores = as_array(probs).astype(np.float64)
-    scores = scores[:, None] if scores.ndim == 1 else scores
-    if scores.ndim != 2 or scores.shape[1] == 0 or not np.isfinite(scores).all():
-        shape = scores.shape
-        raise InputError(f"logits must be finite and 'b k', or 'b' for one-logit models; got {shape}")
-    if scores.shape[1] == 1:
-        scores = np.concatenate([-scores / 2, scores / 2], axis=1)
-    same_length(labels=labels, probs=scores)
-    read = finding_table if is_table(labels) else class_labels
-    return read(labels, scores.shape[1]), scores
-
-
 def _predicted(
     labels: ArrayLike, probs: ArrayLike, logits: bool, tau: float | Sequence[float]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Bool array "b k" each: the labels, and the predicted ones; of one class per image, the most likely."""
-    truth, scores = _checked(labels, probs, logits)
+    scores, truth = checked(labels, probs, logits)
     if truth.ndim == 1:
         each = np.arange(scores.shape[1])
         return truth[:, None] == each, scores.argmax(1)[:, None] == each
@@ -432,6 +416,15 @@ def class_probabilities(probs: ArrayLike) -> np.ndarray:
     return np.concatenate([1 - p, p], axis=1) if p.shape[1] == 1 else p
 
 
+def class_logits(values: ArrayLike) -> np.ndarray:
+    """Array "b k" as given, or "b" or "b 1" (of one-logit models) as "b 2"; float64, checked."""
+    z = as_array(values).astype(np.float64)
+    z = z[:, None] if z.ndim == 1 else z
+    if z.ndim != 2 or z.shape[1] == 0 or not np.isfinite(z).all():
+        raise InputError(f"logits must be finite and 'b k', or 'b' for one-logit models; got {z.shape}")
+    return np.concatenate([-z / 2, z / 2], axis=1) if z.shape[1] == 1 else z
+
+
 def class_labels(labels: ArrayLike, classes: int) -> np.ndarray:
     """Whole numbers "b" in 0 .. classes - 1, checked."""
     given = as_array(labels)
@@ -505,8 +498,8 @@ def anchored(anchor: ArrayLike, n: int) -> np.ndarray:
     return listed
 
 
-def checked(labels: ArrayLike, probs: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    """Probabilities "b k", and labels "b" or, for multi-label images, bool "b k"."""
-    p = class_probabilities(probs)
+def checked(labels: ArrayLike, probs: ArrayLike, logits: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Probabilities or logits "b k", and labels "b" or, for multi-label images, bool "b k"."""
+    p = class_logits(probs) if logits else class_probabilities(probs)
     same_length(labels=labels, probs=p)
     return p, (finding_table if is_table(labels) else class_labels)(labels, p.shape[1])
