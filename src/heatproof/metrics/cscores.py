@@ -50,18 +50,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from heatproof.errors import InputError
-from heatproof.metrics.classifier import (
-    ListRule,
-    Tau,
-    Weights,
-    anchored,
-    checked,
-    class_labels,
-    class_probabilities,
-    gold_mask,
-    is_table,
-    thresholds,
-)
+from heatproof.metrics import classifier
+from heatproof.metrics.classifier import Tau, Weights
 from heatproof.metrics.kit import as_tensor, chunks, pixel_maps, same_length, sized_maps
 from heatproof.metrics.results import NAN, Interval, PerClass, percentile_interval, resample
 from heatproof.registry import metric
@@ -164,7 +154,7 @@ def _in_a_run(
     """Make the gold list of the anchor checkpoint, if an option names one, from its probabilities."""
     given = dict(options)
     if context.every is not None:  # images without a label decide its adaptive threshold too
-        given["tau"] = thresholds(*context.every, given.get("tau", context.limits or 0.5)).tolist()
+        given["tau"] = classifier.thresholds(*context.every, given.get("tau", context.limits or 0.5)).tolist()
         if given.get("weights") == "calibrated":
             table = confidence_weights(*context.every, "calibrated", given.pop("temperature", None))
             given["weights"] = table[context.rows, context.labels]
@@ -205,10 +195,10 @@ def cscore_by_class(
         (0.5, 1.0, 0.0)
     """
     rows = _rows(maps, alpha)
-    p = class_probabilities(probs)
+    p = classifier.class_probabilities(probs)
     same_length(maps=rows, labels=labels, probs=p)
-    y = class_labels(labels, p.shape[1])
-    listed = gold_mask(y, p, tau) if anchor is None else anchored(anchor, len(y))
+    y = classifier.class_labels(labels, p.shape[1])
+    listed = classifier.gold_mask(y, p, tau) if anchor is None else classifier.anchored(anchor, len(y))
     given = confidence_weights(y, p, weights, temperature) if isinstance(weights, str) else weights
     confidence = _confidence(given, rows).to(rows.values.device)
     classes: dict[int, PerClass] = {}
@@ -220,7 +210,7 @@ def cscore_by_class(
             part, confidence[chosen], exact_up_to, half_width, resamples, (seed, c)
         )
     whole = _overall(classes, replicates)
-    used = thresholds(y, p, tau) if anchor is None else np.full(p.shape[1], NAN)
+    used = classifier.thresholds(y, p, tau) if anchor is None else np.full(p.shape[1], NAN)
     limits = {"thresholds": dict(enumerate(used.tolist()))}
     return replace(whole, classes=classes, parts={**whole.parts, **limits})
 
@@ -417,13 +407,13 @@ def gold_list(labels: ArrayLike, probs: ArrayLike, tau: Tau = 0.5) -> Tensor:
         >>> gold_list([0, 0, 1, 1], [0.2, 0.7, 0.5, 0.4]).tolist()
         [True, False, True, False]
     """
-    listed = torch.from_numpy(gold_mask(labels, probs, tau))
+    listed = torch.from_numpy(classifier.gold_mask(labels, probs, tau))
     return listed.to(probs.device) if isinstance(probs, torch.Tensor) else listed
 
 
 def temperature(labels: ArrayLike, probs: ArrayLike) -> float:
     """Temperature with the least negative log-likelihood; above 1 for overconfident probabilities."""
-    p, y = map(torch.from_numpy, checked(labels, probs))
+    p, y = map(torch.from_numpy, classifier.checked(labels, probs))
     if len(y) == 0:
         return 1.0
     log_p = p.clamp(min=torch.finfo(torch.float32).tiny).log()
@@ -438,7 +428,7 @@ def temperature(labels: ArrayLike, probs: ArrayLike) -> float:
 
 def calibrate(probs: ArrayLike, t: float) -> Tensor:
     """Tensor "b k": probabilities at temperature t."""
-    p = torch.from_numpy(class_probabilities(probs)).clamp(min=torch.finfo(torch.float32).tiny)
+    p = torch.from_numpy(classifier.class_probabilities(probs)).clamp(min=torch.finfo(torch.float32).tiny)
     return (p.log() / t).softmax(1)
 
 
@@ -449,13 +439,13 @@ def confidence_weights(
 
     t: a temperature fitted on other images; None: each half of these gets that of the other.
     """
-    if is_table(labels):
-        chances, truth = checked(labels, probs)
+    if classifier.is_table(labels):
+        chances, truth = classifier.checked(labels, probs)
         sure = np.minimum(chances, BELOW_ONE) if kind == "calibrated" else chances
         columns = zip(truth.T, sure.T, strict=True)
         return torch.stack([confidence_weights(has, chance, kind, t) for has, chance in columns], 1)
-    p, y = map(torch.from_numpy, checked(labels, probs))
-    ListRule(weights=kind)  # refuses other words
+    p, y = map(torch.from_numpy, classifier.checked(labels, probs))
+    classifier.ListRule(weights=kind)  # refuses other words
     if t is not None and not 0 < t < math.inf:
         raise InputError(f"a temperature is a positive number; got {t}")
     if kind == "uniform":

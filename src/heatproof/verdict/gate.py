@@ -13,7 +13,7 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -186,15 +186,10 @@ class RuleResult:
 def check(
     folder: RunFolder | str | Path, rules: Sequence[str], min_n: int = MIN_N, min_usable: float = MIN_USABLE
 ) -> list[RuleResult]:
-    """Check whether a run is complete, then each rule.
-
-    Every rule is parsed, and its names are looked up, before the first is checked.
-    """
+    """Check whether a run is complete, then each rule; raises InputError for one that cannot be read."""
     run = _Run(folder if isinstance(folder, RunFolder) else RunFolder.open(folder), min_n)
-    # All names are resolved first: a typing error must fail the build even if an earlier rule fails too.
     parsed = [read_rule(text) for text in rules]
-    checks = [run.plan(rule) for rule in parsed]
-    return [whole(run.folder, min_usable), *(check_rule() for check_rule in checks)]
+    return [whole(run.folder, min_usable), *map(run.check, parsed)]
 
 
 def whole(folder: RunFolder, min_usable: float) -> RuleResult:
@@ -243,13 +238,11 @@ class _Run:
         labels = [row["label"] for row in self.folder.scores().sql(query)]
         return {c: names[c] if c < len(names) else str(c) for c in sorted({*labels, *range(len(names))})}
 
-    def plan(self, rule: Rule) -> Callable[[], RuleResult]:
-        """Look up every name of a rule; returns the function that checks it."""
+    def check(self, rule: Rule) -> RuleResult:
+        """Check a rule; raises InputError for an unknown name, also if the rule could not hold anyway."""
         if rule.mechanisms:
-            return partial(self.check_alarms, rule)
-        if rule.question:
-            return partial(self.check_answers, rule, self._question_names(rule))
-        return partial(self.check_values, rule, *self._names(rule), self._places(rule))
+            return self._check_alarms(rule)
+        return self._check_answers(rule) if rule.question else self._check_values(rule)
 
     def _places(self, rule: Rule) -> list[tuple[str, str]]:
         """Models and checkpoints that a rule is about."""
@@ -290,7 +283,6 @@ class _Run:
 
     def _question_names(self, rule: Rule) -> Sequence[str | int]:
         """The methods or classes that a question of the verdict is about; none: all of them."""
-        self._places(rule)  # raises for an unknown checkpoint
         if not rule.parts:
             return []
         methods = [m for m in self.methods if m and PAIR not in m and not self.facts.is_floor(m)]
@@ -309,13 +301,11 @@ class _Run:
             raise UnknownNameError(f"{kind} in the rule {rule.text!r}:", name, known)
         return names
 
-    def check_values(
-        self, rule: Rule, columns: Sequence[tuple[str, str]], classes: Sequence[int],
-        places: Sequence[tuple[str, str]],
-    ) -> RuleResult:  # fmt: skip
+    def _check_values(self, rule: Rule) -> RuleResult:
+        columns, classes = self._names(rule)
         values = [
             self._value(rule, model, checkpoint, metric, method, c)
-            for model, checkpoint in places
+            for model, checkpoint in self._places(rule)
             for metric, method in columns
             for c in classes or (None,)
         ]
@@ -324,11 +314,12 @@ class _Run:
         n = min(value.n for value in values if not rule.any or not holds or value.holds)
         return RuleResult(rule.text, holds, tuple(values), n=n)
 
-    def check_answers(self, rule: Rule, names: Sequence[str | int]) -> RuleResult:
+    def _check_answers(self, rule: Rule) -> RuleResult:
         """Check a question of the verdict: every answer must be yes."""
+        places, names = self._places(rule), self._question_names(rule)
         results = [
             (checkpoint, *answer)
-            for model, checkpoint in self._places(rule)
+            for model, checkpoint in places
             for answer in self._answers(rule, names, model, checkpoint)
         ]
         reasons = [f"{of} at {place}: {answer} ({why})" for place, of, answer, _, why in results if why]
@@ -367,7 +358,7 @@ class _Run:
             few = self._too_few(n) if n < self.min_n else ""
             yield of, answer, n, few if answer == "yes" else why.replace(SEE_NOTES, obstacles)
 
-    def check_alarms(self, rule: Rule) -> RuleResult:
+    def _check_alarms(self, rule: Rule) -> RuleResult:
         alarms: list[Alarm] = []
         reasons: list[str] = []
         counts: list[int] = []
