@@ -33,7 +33,7 @@ from heatproof.errors import InputError
 from heatproof.metrics.interventions import OFF_OBJECT
 from heatproof.report.page import advice
 from heatproof.report.pieces import number
-from heatproof.run.process import fixed_threads
+from heatproof.run.worker import fixed_threads
 from heatproof.store import RunFolder
 from heatproof.studies.cose.results import read_pairs
 from heatproof.train import TrainProgress

@@ -44,7 +44,7 @@ from heatproof.errors import InputError, ModelError, TargetError
 from heatproof.explain.api import explain
 from heatproof.metrics.kit import as_tensor, same_length
 from heatproof.metrics.localisation import localise
-from heatproof.metrics.stats import Interval, percentile_interval, resample, wins
+from heatproof.metrics.results import Interval, percentile_interval, resample, wins
 from heatproof.models.derived import copy_of
 from heatproof.models.keras_graph import KerasClassifier
 from heatproof.models.model import Model, Picture, as_model

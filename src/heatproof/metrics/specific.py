@@ -44,10 +44,19 @@ from heatproof.explain.baselines import baseline_images
 from heatproof.explain.providers.files import CONTROLS, Stored, control_folder
 from heatproof.metrics.agreement import map_similarity
 from heatproof.metrics.faithfulness import area, insertion_deletion, not_above
-from heatproof.metrics.kit import NOT_FINITE, Passes, blanked, bound, cached, finite, pixel_maps
+from heatproof.metrics.kit import (
+    NOT_FINITE,
+    BatchContext,
+    Change,
+    Passes,
+    blanked,
+    bound,
+    cached,
+    finite,
+    pixel_maps,
+)
 from heatproof.metrics.results import Cause, Curve, PerImage
 from heatproof.metrics.sanity import Layers
-from heatproof.metrics.scene import BatchContext, Change
 from heatproof.models.derived import untrained_copy
 from heatproof.models.heads import Columns
 from heatproof.models.model import Model

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from heatproof.errors import InputError
+from heatproof.metrics.classifier import ListRule
 from heatproof.metrics.cscores import gold_list
-from heatproof.metrics.gold import ListRule
-from heatproof.metrics.scene import BatchContext
+from heatproof.metrics.kit import BatchContext
 from heatproof.models import Model
 from heatproof.monitor.measure import Answers, Measured, ValidationSet, undisturbed
 from heatproof.run.config import read_metrics
@@ -36,9 +36,8 @@ from heatproof.store.scores import read_predictions, stored_limits
 from heatproof.train.recipe import GradientNorm
 from heatproof.types import Batch, Score, size_of
 from heatproof.verdict.answers import Verdict
-from heatproof.verdict.epochs import write_gradients
 from heatproof.verdict.judge import MONITOR, conclude
-from heatproof.verdict.trajectory import Trajectory
+from heatproof.verdict.trajectory import Trajectory, write_gradients
 
 KNOWN = {"maps", "model", "images", "labels", "probabilities"}
 FREE = ("model.spec", "run.device", "run.threads")  # may change when a run is resumed

@@ -22,8 +22,8 @@ from torch import Tensor
 from heatproof.errors import HeatproofError, InputError, TargetError
 from heatproof.explain.api import read_methods, shared_pass
 from heatproof.images import Preprocess, Source
+from heatproof.metrics.classifier import ListRule, Tau, Weights
 from heatproof.metrics.cscores import gold_list
-from heatproof.metrics.gold import FIRST, ListRule, Tau, Weights
 from heatproof.models import Model
 from heatproof.models.heads import Multilabel
 from heatproof.models.model import as_model
@@ -41,6 +41,7 @@ from heatproof.monitor.measure import (
     with_head,
 )
 from heatproof.monitor.trackers import Tracker
+from heatproof.store.scores import FIRST
 from heatproof.train.loop import GradientLog
 from heatproof.types import ArrayLike, Batch
 from heatproof.verdict.alarms import Alarm, find_alarms, read_mechanisms

@@ -43,10 +43,9 @@ from heatproof.run.checks import (
 from heatproof.run.config import check_network, read_metrics, study_from
 from heatproof.run.engine import CHEAP, Trials, resolve_defaults
 from heatproof.run.plan import PER_MAP, PlannedUnit
-from heatproof.run.process import fastest_threads
 from heatproof.run.progress import spell
 from heatproof.run.study import LIBRARIES_WITHOUT_WEIGHTS, ResolvedStudy, open_study
-from heatproof.run.worker import Worker
+from heatproof.run.worker import Worker, fastest_threads
 from heatproof.store import Manifest, RunFolder
 from heatproof.studies.audit.settings import BATCH, AuditSettings
 from heatproof.verdict.follow import ENOUGH, FIRST_LOOK, follow_metric

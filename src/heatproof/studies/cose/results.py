@@ -23,9 +23,8 @@ from heatproof.images import Failure, batches
 from heatproof.images.findings import entry_id, finding_name
 from heatproof.images.transforms import STEPS, TRANSFORMS, draw
 from heatproof.metrics.agreement import Correlation
-from heatproof.metrics.results import PerClass
+from heatproof.metrics.results import Interval, PerClass, percentile_interval, resample
 from heatproof.metrics.stability import by_image, comparable, cose, cose_split, harmonic, ssim_to_final
-from heatproof.metrics.stats import Interval, percentile_interval, resample
 from heatproof.models import Model
 from heatproof.models.queue import with_head
 from heatproof.registry import explainers, parse_call

@@ -117,7 +117,7 @@ class CscoreSettings(Settings):
     options: Mapping[str, Any] = field(default_factory=dict)  # for the network's builder
 
     def __post_init__(self) -> None:
-        from heatproof.metrics.gold import ListRule  # which needs torch; a list of options does not
+        from heatproof.metrics.classifier import ListRule  # which needs torch; a list of options does not
 
         super().__post_init__()
         ListRule(self.tau, self.weights)  # type: ignore[arg-type]  # refuses what is neither

@@ -62,10 +62,10 @@ from heatproof.models.load import best_device
 from heatproof.models.queue import all_logits
 from heatproof.registry import explainers
 from heatproof.run.engine import UnitGroup, UnitRows, compute_units
-from heatproof.run.process import fixed_threads, usual_threads
 from heatproof.run.progress import Progress
 from heatproof.run.score import RowMaker
 from heatproof.run.study import open_study
+from heatproof.run.worker import fixed_threads, usual_threads
 from heatproof.store import Manifest, RunFolder, compare_configs
 from heatproof.studies.common import Outcome, named_run, run_config, study_file
 from heatproof.studies.qr import trainings

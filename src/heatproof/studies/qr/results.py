@@ -33,7 +33,7 @@ from heatproof.images.codes import EDITS
 from heatproof.images.distort import DISTORTIONS, SEVERITIES
 from heatproof.metrics import aurc, bl_slope, rank_correlation
 from heatproof.metrics.on_parts import structure_score
-from heatproof.metrics.stats import percentile_interval, resample
+from heatproof.metrics.results import percentile_interval, resample
 from heatproof.registry import Explainer, explainers, parse_call, split_calls
 from heatproof.report.tables import Cell, Table, Value, number
 from heatproof.store import RunFolder
