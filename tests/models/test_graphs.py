@@ -21,7 +21,7 @@ from heatproof.explain import api
 from heatproof.models.accel import Accelerator
 from heatproof.models.accel.graphs import MOST, SEEN, Graphs, _refusing_to_wait, recordable
 from heatproof.models.derived import copy_of
-from heatproof.models.state import ModuleState
+from heatproof.models.running import ModuleState
 
 CAMS = ["gradcam", "gradcam++", "layercam", "xgradcam", "hirescam", "eigencam", "eigengradcam"]
 

@@ -13,7 +13,8 @@ import torch
 import heatproof as hp
 from conftest import needs_cuda, small_cnn
 from heatproof.errors import InputError
-from heatproof.models.accel import graphs, in_parts, limited_memory, memory
+from heatproof.models import accel
+from heatproof.models.accel import graphs, in_parts, limited_memory
 from heatproof.store import RunFolder
 
 GIB = 2**30
@@ -49,14 +50,14 @@ def test_a_single_input_is_tried_again_on_a_gpu_and_refused_on_a_cpu(monkeypatch
     model, waited = hp.Model(small_cnn()), list[float]()
     with pytest.raises(torch.OutOfMemoryError):
         list(in_parts(model, 2, Short(0)))
-    monkeypatch.setattr(memory.time, "sleep", waited.append)
-    monkeypatch.setattr(memory, "release_memory", lambda *_: None)
+    monkeypatch.setattr(accel.time, "sleep", waited.append)
+    monkeypatch.setattr(accel, "release_memory", lambda *_: None)
     monkeypatch.setattr(hp.Model, "device", torch.device("cuda"))
     parts = list(in_parts(model, 2, Short(1, failures=2)))
-    assert [list(part) for part, _ in parts] == [[0], [1]] and waited == list(memory.WAITS[:2])
+    assert [list(part) for part, _ in parts] == [[0], [1]] and waited == list(accel.WAITS[:2])
     with pytest.raises(torch.OutOfMemoryError):
         list(in_parts(model, 1, Short(0)))
-    assert len(waited) == 2 + len(memory.WAITS)
+    assert len(waited) == 2 + len(accel.WAITS)
 
 
 def test_other_errors_are_raised_at_once() -> None:
@@ -69,7 +70,7 @@ def test_other_errors_are_raised_at_once() -> None:
 
 @pytest.mark.parametrize("text", ["half", "0", "1.5", "nan"])
 def test_a_share_is_a_number_up_to_one(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(memory.VARIABLE, text)
+    monkeypatch.setenv(accel.MEMORY, text)
     with pytest.raises(InputError, match=f"from 0 to 1; got '{text}'"), limited_memory("cpu"):
         pass
 
@@ -162,7 +163,7 @@ def test_three_runs_at_once_with_8_gb_each_give_the_rows_of_a_single_run(tmp_pat
 
     def start(name: str, share: float) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "heatproof", "run", "study.toml", "--out", name]
-        environment = os.environ | {memory.VARIABLE: f"{min(1.0, share):.4f}"}
+        environment = os.environ | {accel.MEMORY: f"{min(1.0, share):.4f}"}
         return subprocess.Popen(
             command,
             cwd=tmp_path,

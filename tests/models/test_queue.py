@@ -93,7 +93,7 @@ def test_the_usual_batch_stays_unless_another_is_clearly_faster(
 
 
 def test_really_measured(model: hp.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accel, "SHARE", 2.0)
+    monkeypatch.setattr(accel, "TRIAL_SHARE", 2.0)
     with counting(model.module) as passes:
         chosen = Accelerator(model).measured_batch_size(700)
     assert chosen in (4, 8, 16) and set(passes.batches) == {4, 8, 16}

@@ -40,8 +40,7 @@ from torch.nn import functional as F
 
 from heatproof.errors import InputError
 from heatproof.explain.api import explain, is_stored
-from heatproof.explain.baselines import baseline_images, gaussian_blur
-from heatproof.explain.floors import is_floor
+from heatproof.explain.baselines import baseline_images, gaussian_blur, is_floor
 from heatproof.images.duplicates import SIDE, near_duplicates
 from heatproof.metrics.evidence_record import (
     HALF,

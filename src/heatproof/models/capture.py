@@ -17,10 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from heatproof.errors import HeatproofError, InputError, LayerError, ModelError
+from heatproof.errors import HeatproofError, InputError, LayerError, ModelError, first_line
 from heatproof.models import layers
 from heatproof.models.accel import Accelerator
-from heatproof.models.checkpoints import first_line
 from heatproof.models.layers import find_module, first_tensor, known_scales, layout_of, searched_scales
 from heatproof.models.model import Model
 from heatproof.models.queue import Queue

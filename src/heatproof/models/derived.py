@@ -19,9 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from heatproof.errors import ModelError
+from heatproof.errors import ModelError, first_line
 from heatproof.models.capture import at_layers, capture, replace_first
-from heatproof.models.checkpoints import first_line
 from heatproof.models.heads import Multilabel, Undetermined
 from heatproof.models.layers import first_tensor, layout_of
 from heatproof.models.model import Model

@@ -18,14 +18,13 @@ from PIL import Image
 from torch import Tensor, nn
 
 from heatproof.errors import InputError, ModelError, TargetError
-from heatproof.images.arrays import open_seen
+from heatproof.images.kinds import open_seen
 from heatproof.images.preprocess import Preprocess
 from heatproof.models import running
 from heatproof.models.accel import AccelerationState, in_parts
 from heatproof.models.dense_heads import check_inputs, named_head, read_first
 from heatproof.models.heads import Columns, Head, LastStep, Undetermined, vectors_of
-from heatproof.models.running import at_least_float, frozen_eval, interrupts
-from heatproof.models.state import ModuleState
+from heatproof.models.running import ModuleState, at_least_float, frozen_eval, interrupts
 from heatproof.timeline import span
 from heatproof.types import ArrayLike, Images, Picture
 
@@ -341,7 +340,7 @@ _analysing = threading.RLock()
 def as_model(model: Model | nn.Module) -> Model:
     """Wrap a module in a Model with load_model; a Model is returned unchanged.
 
-    What passes determine about a module is cached until it changes (see state.py) or is freed. If only its
+    What passes determine about a module is cached until it changes (ModuleState) or is freed. If only its
     weights change, its layers stay known and its head is determined again.
     """
     if isinstance(model, Model):

@@ -22,7 +22,7 @@ from torch import Tensor
 from heatproof.disk import valid_unicode
 from heatproof.errors import HeatproofError, InputError, ModelError, need
 from heatproof.explain.api import begin_ahead, is_stored, read_methods, shared_pass
-from heatproof.explain.floors import is_floor
+from heatproof.explain.baselines import is_floor
 from heatproof.images import Loaded, batches
 from heatproof.images.duplicates import SIDE
 from heatproof.images.loader import entries

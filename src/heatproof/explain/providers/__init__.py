@@ -41,13 +41,13 @@ from heatproof.errors import (
     ModelError,
     UnknownNameError,
     did_you_mean,
+    first_line,
     need,
 )
 from heatproof.explain import CARDS, read_card
 from heatproof.explain.baselines import STARTS, baseline_images, pictures_of, segments_of
 from heatproof.explain.gradients import over_channels
 from heatproof.explain.providers import files
-from heatproof.models.checkpoints import first_line
 from heatproof.models.layers import find_module, layout_of, picture_layers
 from heatproof.models.model import Model
 from heatproof.models.running import function_in, is_out_of_memory, same_randomness, watched

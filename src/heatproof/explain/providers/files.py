@@ -29,8 +29,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from heatproof.errors import InputError, counted
-from heatproof.images.files import check_file, first_line
+from heatproof.errors import InputError, counted, first_line
+from heatproof.images.files import check_file
 from heatproof.registry import Card, Explainer
 from heatproof.types import Signed, Trace
 

@@ -4,7 +4,7 @@ Batch norms are folded into convolutions, on a GPU fused with shortcut and ReLU 
 recorded as CUDA graphs (graphs.py). `accelerate=False` of a Model, or HEATPROOF_ACCELERATE=0 in the
 environment, switches all of it off: passes then take the number of inputs that is given, or the usual one,
 and the network's modules run one by one. Work is divided into parts that fit in memory, and a run takes a
-quarter of a GPU's free memory, or the share that HEATPROOF_GPU_MEMORY names (memory.py).
+quarter of a GPU's free memory, or the share that HEATPROOF_GPU_MEMORY names.
 
 The number of inputs per pass is measured, once for a Model and an image size, if that costs at most a
 fiftieth of a job: on a CPU a large batch is slower, since layer outputs then take tens of megabytes, which
@@ -13,25 +13,24 @@ the C library requests from the system at every layer. Only the last bits of a r
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from heatproof.errors import InputError
 from heatproof.models.accel.folding import Folding
-from heatproof.models.accel.graphs import Graphs, recordable
-from heatproof.models.accel.memory import in_parts as in_parts
-from heatproof.models.accel.memory import limited_memory as limited_memory
-from heatproof.models.running import exclusive, frozen_eval
-from heatproof.models.state import is_watched
+from heatproof.models.accel.graphs import Graphs, drop_recordings, memory_fraction, recordable
+from heatproof.models.running import exclusive, frozen_eval, is_out_of_memory, is_watched
 from heatproof.timeline import span
 from heatproof.types import size_of
 
@@ -43,9 +42,15 @@ WORTH_IT = 256  # inputs of a job from which folding saves more time than comput
 PIXELS = 224 * 224
 CPU_USUAL, CUDA_USUAL = 8, 256  # at 224x224; half and twice as many are tried too
 CPU_MOST, CUDA_MOST = 128, 1024  # of small images
-SHARE = 0.02  # largest cost of a trial, as a share of the job
+TRIAL_SHARE = 0.02  # largest cost of a trial, as a share of the job
 ROUNDS = 2
 FASTER = 0.95  # share of the usual size's time below which another size is chosen
+MEMORY = "HEATPROOF_GPU_MEMORY"  # share of the free memory of a GPU that a run takes
+MEMORY_SHARE = 0.25
+WAITS = (1.0, 4.0, 15.0)  # seconds before a single input is tried again, while other programs hold the memory
+Result = TypeVar("Result")
+log = logging.getLogger("heatproof")
+_reported: set[str] = set()  # names of networks for which memory ran out
 
 
 @dataclass
@@ -82,7 +87,7 @@ class Accelerator:
         """Inputs per pass for a job of `count` inputs like these images, inside `frozen_eval(...)`."""
         model, size = self.model, size_of(images)
         sizes = trial_sizes(model.device, size)
-        is_worth_a_trial = count * SHARE >= (ROUNDS + 1) * sum(sizes)
+        is_worth_a_trial = count * TRIAL_SHARE >= (ROUNDS + 1) * sum(sizes)
         if not self.enabled or model.inputs_per_pass is not None or not is_worth_a_trial:
             return self.batch_size(size)
         known, key = self.state.batches, (model.device, model.precision, tuple(images.shape[1:]))
@@ -264,3 +269,81 @@ def _seconds(model: Model, batch: Tensor) -> float:
     begin = now()
     model.forward(batch)
     return now() - begin
+
+
+@contextmanager
+def limited_memory(device: str | torch.device) -> Iterator[None]:
+    """Let this process allocate at most a share of the GPU memory that is free, by default a quarter.
+
+    Memory that tensors of this process occupy already is not counted. The limit is removed at the end, and
+    unused memory is released for other programs.
+    """
+    try:
+        share = float(os.environ.get(MEMORY, MEMORY_SHARE))
+    except ValueError:
+        share = -1.0
+    if not 0 < share <= 1:
+        raise InputError(f"{MEMORY} is a share of the free memory, from 0 to 1; got {os.environ[MEMORY]!r}")
+    device = torch.device(device)
+    if device.type != "cuda" or not torch.cuda.is_available():  # the study's checks refuse a missing device
+        yield
+        return
+    if device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    free, total = torch.cuda.mem_get_info(device)
+    own = torch.cuda.memory_allocated(device)
+    available = free + torch.cuda.memory_reserved(device) - own
+    before = memory_fraction(device)
+    torch.cuda.set_per_process_memory_fraction(min(before, (own + share * available) / total), device)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(before, device)
+        torch.cuda.empty_cache()
+
+
+def in_parts(
+    model: Model,
+    count: int,
+    work: Callable[[int, int], Result],
+    size: Callable[[int], int] | None = None,
+    shrunk: Callable[[int], object] | None = None,
+) -> Iterator[tuple[Result, int]]:
+    """Yield work(start, stop) for all inputs, and the number of inputs; parts are halved if memory runs out.
+
+    Without inputs, work(0, 0) is called once: a batch may consist of images that cannot be read.
+    size: largest part for the number of inputs left; default: all. shrunk: called with each smaller size.
+    """
+    start, most, waits = 0, count, list(WAITS if model.device.type == "cuda" else ())
+    while start < count or count == 0:
+        stop = start + min(most, size(count - start) if size else count - start)
+        results: list[Result] = []
+        try:
+            results.append(work(start, stop))
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error) or (stop - start == 1 and not waits):
+                raise
+        if results:
+            yield results.pop(), stop - start
+            if count == 0:
+                return
+            start = stop
+            continue
+        release_memory(model, stop - start)  # outside the handler, since the traceback keeps tensors alive
+        if stop - start == 1:
+            time.sleep(waits.pop(0))
+        else:
+            most = (stop - start + 1) // 2
+            if shrunk:
+                shrunk(most)
+
+
+def release_memory(model: Model, inputs: int) -> None:
+    """Release what can be released after a pass that ran out of memory, and report that once."""
+    drop_recordings()
+    if model.device.type == "cuda":
+        torch.cuda.empty_cache()
+    if model.name not in _reported:
+        _reported.add(model.name)
+        text = "memory does not hold a pass of %d images; smaller passes are made, whose results agree"
+        log.warning(f"%s: {text} up to rounding", model.name, inputs)

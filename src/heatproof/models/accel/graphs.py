@@ -25,9 +25,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from heatproof.models.checkpoints import first_line
-from heatproof.models.running import interrupts, is_out_of_memory
-from heatproof.models.state import ModuleState, is_watched
+from heatproof.errors import first_line
+from heatproof.models.running import ModuleState, interrupts, is_out_of_memory, is_watched
 from heatproof.timeline import span
 
 MOST = 6  # recordings of a Model

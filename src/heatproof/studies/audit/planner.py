@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from heatproof.errors import CheckpointError, HeatproofError, InputError
 from heatproof.explain.api import with_sufficient_repeats
-from heatproof.explain.floors import is_floor
+from heatproof.explain.baselines import is_floor
 from heatproof.models.heads import Multilabel
 from heatproof.models.load import check_name
 from heatproof.models.model import Model

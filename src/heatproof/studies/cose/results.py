@@ -18,7 +18,7 @@ from heatproof.disk import valid_unicode
 from heatproof.errors import InputError, MissingExtraError, need
 from heatproof.explain import CARDS
 from heatproof.explain.api import explain, read_methods
-from heatproof.explain.floors import is_floor
+from heatproof.explain.baselines import is_floor
 from heatproof.images import Failure, batches
 from heatproof.images.findings import entry_id, finding_name
 from heatproof.images.transforms import STEPS, TRANSFORMS, draw

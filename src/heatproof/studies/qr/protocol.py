@@ -50,9 +50,8 @@ from heatproof.errors import InputError, StoreError
 from heatproof.explain.api import explain, read_methods
 from heatproof.images import codes as drawing
 from heatproof.images import open_source
-from heatproof.images.codes import EDITS, MANIFEST, Edited, QRSet
+from heatproof.images.codes import EDITS, MANIFEST, Edited, QRSet, find_photos
 from heatproof.images.distort import DISTORTIONS, SEVERITIES, distort
-from heatproof.images.patterns import find_photos
 from heatproof.images.symbols import find_symbol
 from heatproof.metrics import part_occlusion, structure
 from heatproof.metrics.kit import CONSTANT, Cause, PerImage, pixel_maps
