@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     import numpy.typing
 
     from heatproof.images.preprocess import Preprocess
-    from heatproof.models.model import Model
-    from heatproof.models.queue import Queue
+    from heatproof.models.model import Model, Queue
 
 ArrayLike: TypeAlias = "Tensor | numpy.typing.ArrayLike"
 Picture = str | PathLike[str] | Image.Image

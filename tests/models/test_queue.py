@@ -16,7 +16,7 @@ from heatproof.errors import InputError
 from heatproof.models import accel
 from heatproof.models.accel import Accelerator, fastest, trial_sizes, usual_batch
 from heatproof.models.accel.graphs import Graphs
-from heatproof.models.queue import Queue, all_logits
+from heatproof.models.model import Queue, all_logits
 from heatproof.models.running import frozen_eval
 
 CPU = torch.device("cpu")

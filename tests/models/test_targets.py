@@ -18,7 +18,7 @@ from heatproof.models.dense_heads import Detection, Segmentation, box_overlap
 from heatproof.models.derived import untrained_copy
 from heatproof.models.heads import Embedding, Regression
 from heatproof.models.layers import default_layer, guessed_layer, why
-from heatproof.models.queue import bind_targets, with_head
+from heatproof.models.model import bind_targets, with_head
 
 SIDE = 16
 

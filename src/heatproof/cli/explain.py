@@ -259,7 +259,7 @@ def explain_some(
 def answers(model: Model, images: Tensor, targets: Any) -> list[dict[int, float]]:
     """The network's output for each image: of all classes, or of the region or box that is explained."""
     from heatproof.models.heads import Columns
-    from heatproof.models.queue import bind_targets
+    from heatproof.models.model import bind_targets
 
     bound, columns = bind_targets(model, images, targets)
     logits = bound.logits(images)

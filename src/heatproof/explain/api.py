@@ -17,8 +17,7 @@ from heatproof.explain.providers import Methods, named
 from heatproof.models.accel import Accelerator
 from heatproof.models.capture import NotAPicture, SharedPass, capture
 from heatproof.models.heads import Columns
-from heatproof.models.model import Model, as_model, check_pixels, recorded_model
-from heatproof.models.queue import Queue, bind_targets
+from heatproof.models.model import Model, Queue, as_model, bind_targets, check_pixels, recorded_model
 from heatproof.models.running import checkpoints_in_a_sentence, frozen_eval, is_function, is_quantised
 from heatproof.registry import (
     Explainer,

@@ -37,8 +37,7 @@ from heatproof.metrics.sanity import CHANGED, KINDS, Layers, Methods, in_a_run, 
 from heatproof.models.capture import capture, tap
 from heatproof.models.heads import Columns
 from heatproof.models.layers import layout_of
-from heatproof.models.model import Model
-from heatproof.models.queue import Queue, unbind_targets
+from heatproof.models.model import Model, Queue, unbind_targets
 from heatproof.models.running import frozen_eval
 from heatproof.registry import metric
 from heatproof.types import Images, size_of

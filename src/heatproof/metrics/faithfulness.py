@@ -43,8 +43,7 @@ from heatproof.metrics.kit import CONSTANT, Passes, bound, cached, chunks, membe
 from heatproof.metrics.results import Cause, Curve, PerImage
 from heatproof.metrics.scene import BatchContext
 from heatproof.metrics.stats import same_length
-from heatproof.models.model import Model
-from heatproof.models.queue import Queue
+from heatproof.models.model import Model, Queue
 from heatproof.models.running import at_least_float, frozen_eval, memory_format
 from heatproof.registry import metric
 from heatproof.types import ArrayLike, Images, Maps, constant, per_map, size_of, upsample

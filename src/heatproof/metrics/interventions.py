@@ -61,8 +61,7 @@ from heatproof.metrics.properties import FILE_TRANSFERS, Transfer, region_mask, 
 from heatproof.metrics.sanity import Layers
 from heatproof.metrics.scene import ImagePool
 from heatproof.models.heads import Multilabel
-from heatproof.models.model import Model, as_model
-from heatproof.models.queue import Queue, all_logits
+from heatproof.models.model import Model, Queue, all_logits, as_model
 from heatproof.models.running import frozen_eval
 from heatproof.registry import metric
 from heatproof.show import pixels

@@ -51,8 +51,7 @@ from heatproof.metrics.scene import BatchContext
 from heatproof.models.capture import capture
 from heatproof.models.derived import copy_of, from_the_head, swap_classes, twin_of, without_channel
 from heatproof.models.heads import Multilabel, OneOfMany
-from heatproof.models.model import Model
-from heatproof.models.queue import all_logits
+from heatproof.models.model import Model, all_logits
 from heatproof.models.running import frozen_eval
 from heatproof.registry import metric
 from heatproof.types import ArrayLike, Images, Maps, per_map

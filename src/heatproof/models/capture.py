@@ -21,8 +21,7 @@ from heatproof.errors import HeatproofError, InputError, LayerError, ModelError,
 from heatproof.models import layers
 from heatproof.models.accel import Accelerator
 from heatproof.models.layers import find_module, first_tensor, known_scales, layout_of, searched_scales
-from heatproof.models.model import Model
-from heatproof.models.queue import Queue
+from heatproof.models.model import Model, Queue
 from heatproof.models.running import (
     at_least_float,
     forwards_replaced,

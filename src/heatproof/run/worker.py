@@ -31,7 +31,7 @@ from heatproof.metrics.scene import BatchContext, ImagePool
 from heatproof.models import Model
 from heatproof.models.accel import Accelerator, in_parts, limited_memory
 from heatproof.models.heads import Multilabel
-from heatproof.models.queue import all_logits, bind_targets
+from heatproof.models.model import all_logits, bind_targets
 from heatproof.rows import of_prediction
 from heatproof.run.config import read_metrics, repetitions
 from heatproof.run.plan import BUILT_IN, Block, PlannedUnit, RunPlan

@@ -27,7 +27,7 @@ from heatproof.metrics.results import PerClass
 from heatproof.metrics.stability import by_image, comparable, cose, cose_split, harmonic, ssim_to_final
 from heatproof.metrics.stats import Interval, percentile_interval, resample
 from heatproof.models import Model
-from heatproof.models.queue import with_head
+from heatproof.models.model import with_head
 from heatproof.registry import explainers, parse_call
 from heatproof.report import figures
 from heatproof.report.figures import Line, Panel, line_style

@@ -58,7 +58,7 @@ from heatproof.metrics.kit import CONSTANT, Cause, PerImage, pixel_maps
 from heatproof.metrics.localisation import budget_masks
 from heatproof.models import Model
 from heatproof.models.load import best_device
-from heatproof.models.queue import all_logits
+from heatproof.models.model import all_logits
 from heatproof.registry import explainers
 from heatproof.run.engine import UnitGroup, UnitRows, compute_units
 from heatproof.run.process import fixed_threads, usual_threads
