@@ -14,7 +14,7 @@ import heatproof as hp
 from conftest import needs_cuda, small_cnn
 from heatproof.errors import InputError
 from heatproof.models import accel
-from heatproof.models.accel import graphs, in_parts, limited_memory
+from heatproof.models.accel import in_parts, limited_memory
 from heatproof.store import RunFolder
 
 GIB = 2**30
@@ -83,12 +83,12 @@ class Sized:
 
 
 def test_the_largest_recordings_of_all_networks_are_dropped_until_the_rest_fits() -> None:
-    first, second = graphs.Graphs(), graphs.Graphs()
+    first, second = accel.Graphs(), accel.Graphs()
     first.recordings.update({("a", 1): Sized(5), ("b", 1): Sized(2)})
     second.recordings.update({("a", 1): Sized(3)})
-    graphs.drop_recordings(6)
+    accel.drop_recordings(6)
     assert list(first.recordings) == [("b", 1)] and list(second.recordings) == [("a", 1)]
-    graphs.drop_recordings()
+    accel.drop_recordings()
     assert not first.recordings and not second.recordings
 
 
@@ -114,14 +114,14 @@ def test_recordings_of_many_networks_share_a_pool_and_stay_within_the_limit(
 ) -> None:
     torch.cuda.empty_cache()
     limit = 64 * 2**20
-    monkeypatch.setattr(graphs, "_most_bytes", lambda _device: limit)
+    monkeypatch.setattr(accel, "_most_bytes", lambda _device: limit)
     images = torch.randn(64, 3, 64, 64, device="cuda")
     models = [hp.load_model(small_cnn().eval(), device="cuda") for _ in range(6)]
     expected = [hp.explain(model, images[:32], ["gradcam", "layercam"]) for model in models]
     for _ in range(5):
         for model in models:
             hp.explain(model, images, ["gradcam", "layercam", "rise(masks=300)"])
-    every = [recording for entry in list(graphs._every) for recording in entry.recordings.values()]
+    every = [recording for entry in list(accel._every) for recording in entry.recordings.values()]
     assert every and len({recording.pool for recording in every if recording.pool}) == 1
     assert sum(recording.bytes for recording in every) <= limit + max(recording.bytes for recording in every)
     for model, before in zip(models, expected, strict=True):

@@ -14,8 +14,7 @@ import heatproof as hp
 from conftest import counting, needs_cuda, small_cnn
 from heatproof.errors import InputError
 from heatproof.models import accel
-from heatproof.models.accel import Accelerator, fastest, trial_sizes, usual_batch
-from heatproof.models.accel.graphs import Graphs
+from heatproof.models.accel import Accelerator, Graphs, fastest, trial_sizes, usual_batch
 from heatproof.models.model import Queue, all_logits
 from heatproof.models.running import frozen_eval
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import heatproof as hp
 from conftest import small_cnn
 from heatproof.errors import HeatproofError
-from heatproof.models.accel.graphs import Graphs
+from heatproof.models.accel import Graphs
 from heatproof.models.dense_heads import Detection, Segmentation, box_overlap
 from heatproof.models.derived import untrained_copy
 from heatproof.models.heads import Embedding, Regression

@@ -120,7 +120,6 @@ class SharedPass:
             targets=chosen,
             logits=logits.detach()[:count],
             layer=self.main,
-            layers=tuple(layouts),
             scales=tuple(name for name in layouts if name in self.scales),
             activations=pictures(outputs),
             gradients=pictures(gradients),

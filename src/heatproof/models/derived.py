@@ -205,13 +205,13 @@ def disconnected(
     with frozen_eval(model.module):
         wanted = needs & {"activations", "gradients", "scales"}
         trace = capture(model, pictures[:1].to(model.device), None, wanted, layer)
-    place = {name: f"pictures.{i}" for i, name in enumerate(trace.layers)}
+    place = {name: f"pictures.{i}" for i, name in enumerate(trace.activations)}
     height, width = trace.image_size
     own = model.head
     head = replace(own, by_itself=False, sigmoids=False) if isinstance(own, Multilabel) else Undetermined()
     return [
         Model(
-            Disconnected(model, trace.layers, cells, cell),
+            Disconnected(model, tuple(trace.activations), cells, cell),
             name=model.name,
             preprocess=replace(model.preprocess, size=(cells * height, cells * width)),
             classes=model.classes,
