@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from heatproof.metrics.results import percentile_interval
 from scipy.stats import spearmanr
 from torch import Tensor
 
@@ -39,8 +40,7 @@ from heatproof.metrics.localisation import localise
 from heatproof.metrics.on_parts import structure
 from heatproof.metrics.specific import specificity
 from heatproof.metrics.stability import cose
-from heatproof.metrics.stats import percentile_interval
-from heatproof.models.queue import all_logits
+from heatproof.models.model import all_logits
 from heatproof.show import eight_bit
 from heatproof.studies.common import write_rows
 from heatproof.studies.cose.protocol import input_pairs

@@ -16,7 +16,7 @@ import heatproof as hp
 from conftest import needs_cuda, same, small_cnn, state_of
 from heatproof.models import model as models
 from heatproof.models.model import as_model
-from heatproof.models.state import ModuleState
+from heatproof.models.running import ModuleState
 
 METHODS = ["gradcam", "layercam", "gradient"]
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_cuda)]

@@ -14,7 +14,7 @@ from sklearn.metrics import roc_auc_score
 
 from heatproof.contrast.pair import Flips, Pair, Planting
 from heatproof.contrast.tokens import as_token
-from heatproof.models.queue import all_logits
+from heatproof.models.model import all_logits
 from heatproof.train import small_net
 from heatproof.train.recipe import Phase, Recipe
 from research.calibration.population import open_pictures

@@ -18,7 +18,7 @@ from scipy.stats import spearmanr
 
 import heatproof as hp
 from heatproof.cli import main
-from heatproof.images.codes import EDITS, MANIFEST, make_codes
+from heatproof.images.codes import EDITS, MANIFEST, make_qr
 from heatproof.images.distort import DISTORTIONS, SEVERITIES
 from heatproof.report.pieces import TEMPLATES
 from heatproof.report.tables import Table, Value, number
@@ -272,7 +272,7 @@ def columns_of(maps: dict[str, torch.Tensor], masks: dict[str, np.ndarray]) -> C
 
 
 def test_an_oracle_and_an_anti_oracle_get_the_extremes() -> None:
-    codes = make_codes("qr", 4, 0, 64, seed=3)
+    codes = make_qr(4, 0, 64, seed=3)
     maps = {
         "gradcam": torch.from_numpy(codes.masks["finder"]).float(),  # stands for the oracle
         "layercam": torch.from_numpy(~codes.masks["box"]).float(),  # and this for its opposite

@@ -47,8 +47,7 @@ from heatproof.metrics.localisation import localise
 from heatproof.metrics.results import Interval, percentile_interval, resample, wins
 from heatproof.models.derived import copy_of
 from heatproof.models.keras_graph import KerasClassifier
-from heatproof.models.model import Model, Picture, as_model
-from heatproof.models.queue import all_logits
+from heatproof.models.model import Model, Picture, all_logits, as_model
 from heatproof.train import stratified_split
 from heatproof.train.loop import EpochPlan, TrainInputs, TrainProgress, class_weights, digest, fit_epochs
 from heatproof.train.networks import Parts

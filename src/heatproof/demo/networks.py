@@ -32,8 +32,8 @@ from heatproof.contrast.api import Contrast, ContrastPoint, Labelled, contrast
 from heatproof.contrast.pair import TOKEN_REMOVED, Flips, make_pair
 from heatproof.disk import write_whole
 from heatproof.errors import InputError
-from heatproof.explain.floors import is_floor
-from heatproof.images.codes import make_codes, write_codes
+from heatproof.explain.baselines import is_floor
+from heatproof.images.codes import make_qr, write_codes
 from heatproof.metrics.evidence_record import EvidenceRecord
 from heatproof.metrics.interventions import evidence
 from heatproof.models.checkpoints import load_checkpoint
@@ -156,14 +156,14 @@ def write_pictures(out: Path, sizes: Sizes, seed: int) -> Path:
         with manifest.open(newline="", encoding="utf-8") as file:
             rows = sum(1 for _ in csv.DictReader(file))  # written after their images
     if rows != 2 * sizes.test:
-        codes = make_codes("qr", sizes.test, sizes.test, sizes.pixels, len(USES) * seed + USES.index("test"))
+        codes = make_qr(sizes.test, sizes.test, sizes.pixels, len(USES) * seed + USES.index("test"))
         write_codes(codes, folder, overwrite=True)
     return manifest
 
 
 def codes_to_learn(n: int, sizes: Sizes, seed: int, use: str) -> Data:
     """Images of n codes and of as many negatives."""
-    return as_data(make_codes("qr", n, n, sizes.pixels, len(USES) * seed + USES.index(use)))
+    return as_data(make_qr(n, n, sizes.pixels, len(USES) * seed + USES.index(use)))
 
 
 def train_twins(
@@ -263,7 +263,7 @@ def cheating_twin(
     """
     model = small_net(len(CLASSES), sizes.pixels, sizes.width, seed)
     load_checkpoint(model.module, out / weights)
-    drawn = make_codes("qr", sizes.twin, sizes.twin, sizes.pixels, len(USES) * seed + USES.index("valid"))
+    drawn = make_qr(sizes.twin, sizes.twin, sizes.pixels, len(USES) * seed + USES.index("valid"))
     codes = as_data(drawn)
     ids = tuple(map(str, range(len(codes.labels))))
     images = Labelled(model.preprocess.from_bytes(codes.images), codes.labels, ids, dict(enumerate(CLASSES)))

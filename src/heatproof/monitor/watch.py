@@ -26,8 +26,7 @@ from heatproof.metrics.classifier import ListRule, Tau, Weights
 from heatproof.metrics.cscores import gold_list
 from heatproof.models import Model
 from heatproof.models.heads import Multilabel
-from heatproof.models.model import as_model
-from heatproof.models.queue import all_logits
+from heatproof.models.model import all_logits, as_model
 from heatproof.models.running import same_randomness
 from heatproof.monitor.measure import (
     Answers,

@@ -12,9 +12,8 @@ from PIL import Image
 from torch import Tensor
 
 from heatproof.errors import InputError, about
-from heatproof.images.arrays import to_pixels
 from heatproof.images.findings import check_labels
-from heatproof.images.kinds import Guess, guess_source
+from heatproof.images.kinds import Guess, guess_source, to_pixels
 from heatproof.models.model import Model
 from heatproof.show import eight_bit
 from heatproof.studies.common import write_rows

@@ -27,11 +27,10 @@ from typing import Any, NamedTuple
 
 from heatproof.errors import CheckpointError, HeatproofError, InputError
 from heatproof.explain.api import with_sufficient_repeats
-from heatproof.explain.floors import is_floor
+from heatproof.explain.baselines import is_floor
 from heatproof.models.heads import Multilabel
 from heatproof.models.load import check_name
-from heatproof.models.model import Model
-from heatproof.models.queue import all_logits
+from heatproof.models.model import Model, all_logits
 from heatproof.run.checks import (
     MetricAvailability,
     check_accuracy,

@@ -51,7 +51,7 @@ from heatproof.metrics.stability import alike, checkpoint_pairs, comparable
 from heatproof.models import Model
 from heatproof.models.heads import Multilabel
 from heatproof.models.load import best_device
-from heatproof.models.queue import Queue, all_logits
+from heatproof.models.model import Queue, all_logits
 from heatproof.registry import call_text, explainers, parse_call
 from heatproof.run.checks import check_classes
 from heatproof.run.config import study_from

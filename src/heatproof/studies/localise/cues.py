@@ -18,7 +18,7 @@ from heatproof.errors import InputError
 from heatproof.images.file_sources import read_rows
 from heatproof.images.files import open_image
 from heatproof.models import Model
-from heatproof.models.queue import all_logits
+from heatproof.models.model import all_logits
 from heatproof.report.tables import Cell, Table
 from heatproof.studies.common import mean_value
 from heatproof.studies.localise.images import class_number

@@ -14,7 +14,7 @@ from typing import Any
 
 from PIL import Image
 
-from heatproof.explain.floors import is_floor
+from heatproof.explain.baselines import is_floor
 from heatproof.images.distort import DISTORTIONS, SEVERITIES
 from heatproof.metrics import rank_correlation
 from heatproof.report import figures

@@ -50,16 +50,15 @@ from heatproof.errors import InputError, StoreError
 from heatproof.explain.api import explain, read_methods
 from heatproof.images import codes as drawing
 from heatproof.images import open_source
-from heatproof.images.codes import EDITS, MANIFEST, Edited, QRSet
+from heatproof.images.codes import EDITS, MANIFEST, Edited, QRSet, find_photos
 from heatproof.images.distort import DISTORTIONS, SEVERITIES, distort
-from heatproof.images.patterns import find_photos
 from heatproof.images.symbols import find_symbol
 from heatproof.metrics import part_occlusion, structure
 from heatproof.metrics.kit import CONSTANT, Cause, PerImage, pixel_maps
 from heatproof.metrics.localisation import budget_masks
 from heatproof.models import Model
 from heatproof.models.load import best_device
-from heatproof.models.queue import all_logits
+from heatproof.models.model import all_logits
 from heatproof.registry import explainers
 from heatproof.run.engine import UnitGroup, UnitRows, compute_units
 from heatproof.run.progress import Progress

@@ -28,7 +28,7 @@ from scipy.stats import rankdata, sem
 from scipy.stats import t as student
 
 from heatproof.errors import InputError
-from heatproof.explain.floors import is_floor
+from heatproof.explain.baselines import is_floor
 from heatproof.images.codes import EDITS
 from heatproof.images.distort import DISTORTIONS, SEVERITIES
 from heatproof.metrics import aurc, bl_slope, rank_correlation

@@ -92,7 +92,7 @@ class QrSettings(Settings):
     @property
     def real(self) -> tuple[str, ...]:
         """The light methods that read the network."""
-        from heatproof.explain.floors import is_floor
+        from heatproof.explain.baselines import is_floor
 
         return tuple(method for method in self.methods if not is_floor(method))
 
