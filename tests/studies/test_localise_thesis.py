@@ -23,7 +23,7 @@ from heatproof.studies.localise.images import GROUPS, class_groups
 from heatproof.studies.localise.panels import most_certain
 from heatproof.studies.localise.protocol import localise_study
 from heatproof.studies.localise.results import LocaliseResults, centre_table, read_scores
-from heatproof.studies.localise.settings import LocaliseSettings
+from heatproof.studies.settings import LocaliseSettings
 
 LIME = "lime(samples=60, segment_count=16)"
 

@@ -27,10 +27,9 @@ from heatproof.metrics.stability import checkpoint_pairs, comparable, cose_map
 from heatproof.models import Model, load_model
 from heatproof.registry import Explainer, explainers
 from heatproof.store import RunFolder
-from heatproof.studies.cose import CoseResult, CoseSettings, cose_study
-from heatproof.studies.cose.protocol import input_pairs
+from heatproof.studies.cose.protocol import CoseResult, cose_study, input_pairs
 from heatproof.studies.cose.results import TABLES
-from heatproof.studies.cose.settings import PAPER_METHODS
+from heatproof.studies.settings import PAPER_METHODS, CoseSettings
 from heatproof.types import Maps, Signed, Trace
 from tiny_study import make_study
 

@@ -33,7 +33,7 @@ from heatproof.studies.localise.images import sift
 from heatproof.studies.localise.panels import pick_cases, pick_confused
 from heatproof.studies.localise.protocol import localise_study
 from heatproof.studies.localise.results import LocaliseResults, macro_value, read_scores
-from heatproof.studies.localise.settings import BASELINES, FLOORS, FlagThresholds, LocaliseSettings
+from heatproof.studies.settings import BASELINES, LOCALISE_FLOORS, FlagThresholds, LocaliseSettings
 from heatproof.types import Maps
 from tiny_study import make_study
 
@@ -182,7 +182,7 @@ def test_faithfulness_and_recall_equal_the_library(
 def test_floors_stand_beside_the_methods_and_do_not_compete(finished: Any) -> None:
     table = finished[1].book.tables["localisation"]
     names = [row[0] for row in table.rows]
-    assert names == ["gradcam", TINY, *FLOORS, "Grad-CAM (thesis)", "LIME (thesis)"]
+    assert names == ["gradcam", TINY, *LOCALISE_FLOORS, "Grad-CAM (thesis)", "LIME (thesis)"]
     assert {i for i, _ in table.marks()} <= {0, 1}
 
 
@@ -559,7 +559,7 @@ def test_command_from_an_empty_directory(
     assert "Localisation" in result.output and "gradcam" in result.output
     assert (tmp_path / "empty/here/summary.md").exists() and not (tmp_path / "of-the-file").exists()
     scored = read_scores(RunFolder.open("here/run"), 0.2)
-    assert len(scored.images) == 4 and set(FLOORS) < set(scored.methods)
+    assert len(scored.images) == 4 and set(LOCALISE_FLOORS) < set(scored.methods)
     lacking = CliRunner().invoke(localise_command, [])
     assert isinstance(lacking.exception, InputError) and "--model is missing" in str(lacking.exception)
     assert "Three control maps" in CliRunner().invoke(localise_command, ["--help"]).output

@@ -39,8 +39,8 @@ from heatproof.studies.qr.results import (
     rho_value,
     seed_value,
 )  # fmt: skip
-from heatproof.studies.qr.settings import QrSettings
 from heatproof.studies.qr.trainings import Trained
+from heatproof.studies.settings import QrSettings
 from heatproof.train import DEPTHS, REGIMES, Epoch, History
 
 pytestmark = pytest.mark.trains

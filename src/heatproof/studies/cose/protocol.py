@@ -71,7 +71,7 @@ from heatproof.studies.cose.results import (
     read_pairs,
     write_results,
 )
-from heatproof.studies.cose.settings import CoseSettings
+from heatproof.studies.settings import CoseSettings
 from heatproof.train.loop import trained_with_transforms
 from heatproof.types import Batch, Maps, Score, Unit
 

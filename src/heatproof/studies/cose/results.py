@@ -38,7 +38,7 @@ from heatproof.run.study import ResolvedStudy
 from heatproof.show import as_pictures, eight_bit, overlay
 from heatproof.store import RunFolder
 from heatproof.studies.common import TableFile, mean_value, write_page
-from heatproof.studies.cose.settings import PAPER_METHODS, SIMILARITIES, CoseSettings
+from heatproof.studies.settings import PAPER_METHODS, SIMILARITIES, CoseSettings
 from heatproof.types import Maps, upsample
 
 MAX_METHODS = 4  # on a sheet of examples

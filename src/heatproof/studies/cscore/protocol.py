@@ -40,7 +40,7 @@ from heatproof.store import RunFolder
 from heatproof.studies import common
 from heatproof.studies.common import Outcome, named_run, run_config, some, study_file
 from heatproof.studies.cscore import results
-from heatproof.studies.cscore.settings import CscoreSettings
+from heatproof.studies.settings import CscoreSettings
 from heatproof.train import TrainProgress, read_data, stratified_split, two_phase
 from heatproof.train.recipe import History
 from heatproof.verdict.alarms import Alarm, find_alarms

@@ -42,7 +42,7 @@ from heatproof.show import overlay, pixels
 from heatproof.store import MapStore
 from heatproof.studies.common import some
 from heatproof.studies.localise.results import KINDS, METRICS, MOST, TABLES, Flag, LocaliseResults
-from heatproof.studies.localise.settings import LocaliseSettings
+from heatproof.studies.settings import LocaliseSettings
 from heatproof.types import Batch, Maps, per_map, upsample
 
 MAX_METHODS = 4  # rows of a panel

@@ -37,7 +37,7 @@ from heatproof.studies.localise import results as rows
 from heatproof.studies.localise.cues import cue_table, read_cues
 from heatproof.studies.localise.images import Sifted, class_groups, reasons, sift, without, write_list
 from heatproof.studies.localise.panels import Studio, pick_cases, pick_confused
-from heatproof.studies.localise.settings import FLOORS, PREPROCESS, LocaliseSettings
+from heatproof.studies.settings import LOCALISE_FLOORS, PREPROCESS, LocaliseSettings
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def _config(
         "limit": min(settings.limit or settings.subset, settings.subset) if lime else settings.limit,
         "box_share": list(settings.box_share), "seed": settings.seed, "options": dict(images or {}),
     }  # fmt: skip
-    methods = lime or with_floors(settings.methods, FLOORS)
+    methods = lime or with_floors(settings.methods, LOCALISE_FLOORS)
     metrics = ["accuracy", "recall", *measured, f"insertion{curve}", f"deletion{curve}"]
     own = PREPROCESS[settings.preprocess]
     return run_config(settings, methods, metrics, model, listed, settings.target, preprocess=own)

@@ -31,7 +31,7 @@ from heatproof.report.figures import GREY, Line, Panel, line_style
 from heatproof.report.tables import Cell, Table, Value
 from heatproof.store import RunFolder
 from heatproof.studies.common import TableFile, mean_value, rho_value
-from heatproof.studies.localise.settings import FlagThresholds, LocaliseSettings
+from heatproof.studies.settings import FlagThresholds, LocaliseSettings
 from heatproof.types import Batch, Maps
 
 READ = ("image", "label", "explained", "method", "metric", "value", "reason")

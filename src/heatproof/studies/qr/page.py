@@ -35,8 +35,8 @@ from heatproof.studies.qr.results import (
     over_seeds,
     tables,
 )
-from heatproof.studies.qr.settings import MAIN
 from heatproof.studies.qr.trainings import BASE, depth_name, uses_proxy
+from heatproof.studies.settings import MAIN
 from heatproof.train import DEPTHS, REGIMES
 
 NEAR_ALL = 0.99  # accuracy of every regime, the paper's premise: it reports 99.2 % and more

@@ -71,11 +71,15 @@ from heatproof.studies.common import Outcome, named_run, run_config, study_file
 from heatproof.studies.qr import trainings
 from heatproof.studies.qr.page import write_page
 from heatproof.studies.qr.results import CLEAN, Results, at, read_columns
-from heatproof.studies.qr.settings import MAY_CHANGE, MAY_GROW, SAME_CODES, QrSettings
+from heatproof.studies.settings import QrSettings
 from heatproof.train import DEPTHS, REGIMES, ablation_grid
 from heatproof.types import Maps, Score, Unit, constant
 
 SETTINGS = "settings.json"
+# Settings that do not affect finished results.
+MAY_CHANGE = ("out", "seeds", "depth_study", "ablation", "figures", "scenes", "edits", "curves", "beside")
+SAME_CODES = ("symbol", "size", "test", "seed", "photos")  # settings that studies on one page share
+MAY_GROW = ("methods", "heavy")
 CODE = 1  # the class that is explained
 STRUCTURE = ("structure", "structure_score(variant='mass')")
 CURVES = ("insertion", "deletion")

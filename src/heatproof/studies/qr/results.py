@@ -38,8 +38,8 @@ from heatproof.registry import Explainer, explainers, parse_call, split_calls
 from heatproof.report.tables import Cell, Table, Value, number
 from heatproof.store import RunFolder
 from heatproof.studies.common import TableFile, mean_value, rho_value
-from heatproof.studies.qr.settings import QrSettings
 from heatproof.studies.qr.trainings import Trained, cell_name, depth_name
+from heatproof.studies.settings import QrSettings
 from heatproof.train import DEPTHS, REGIMES, ablation_grid
 
 CLEAN = "clean"
