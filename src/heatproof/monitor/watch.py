@@ -389,22 +389,3 @@ def in_all_processes(work: Callable[[], T], by_first: bool = False) -> T:
 def _alone() -> bool:
     group = torch.distributed
     return not (group.is_available() and group.is_initialized() and group.get_world_size() > 1)
-
-
-class MonitorHooks:
-    """Base of the callbacks: runs a monitor in a training library.
-
-    The check runs before the first batch, a step after each epoch, counted from 1.
-    """
-
-    def __init__(self, monitor: Monitor) -> None:
-        super().__init__()
-        self.monitor = monitor
-
-    def step_stops(self, model: Any, epoch: int) -> bool:
-        """Measure an epoch; whether training should stop."""
-        try:
-            self.monitor.step(model, epoch)
-        except AlarmRaised:
-            return True
-        return False
