@@ -18,8 +18,7 @@ import heatproof as hp
 from heatproof.errors import InputError
 from heatproof.metrics.interventions import ALIKE, similarities
 from heatproof.report import figures
-from heatproof.studies.localise.cues import cue_table, read_cues
-from heatproof.studies.localise.images import GROUPS, class_groups
+from heatproof.studies.localise.images import GROUPS, class_groups, cue_table, read_cues
 from heatproof.studies.localise.panels import most_certain
 from heatproof.studies.localise.protocol import localise_study
 from heatproof.studies.localise.results import LocaliseResults, centre_table, read_scores

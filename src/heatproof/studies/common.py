@@ -1,4 +1,4 @@
-"""Shared parts of the protocols: runs in the study's folder, own units, means, tables as data."""
+"""Shared parts of the protocols: runs in the study's folder, means, tables as data, and the page."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import math
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -25,16 +26,35 @@ from heatproof.explain.floors import is_floor
 from heatproof.metrics.agreement import rank_correlation
 from heatproof.metrics.stats import mean_interval, percentile_interval, resample
 from heatproof.models import Model
-from heatproof.report.markdown_report import MarkdownReport
-from heatproof.report.tables import Cell, Column, Table, Value
+from heatproof.report.figures import save
+from heatproof.report.pieces import TEMPLATES
+from heatproof.report.tables import Cell, Column, Table, Value, cell_text
 from heatproof.run.config import toml
 from heatproof.run.engine import Result, run_study
 from heatproof.run.progress import Progress
 
 
 @dataclass(frozen=True)
+class MarkdownReport:
+    """The page of a study, and the tables and figures that were written with it.
+
+    OUT/summary.md      the page
+    OUT/tables/         each table as Markdown, CSV and LaTeX
+    OUT/figures/        each figure as SVG, PDF and PNG
+    """
+
+    folder: Path
+    tables: dict[str, Table] = field(default_factory=dict)
+    figures: list[str] = field(default_factory=list)  # names
+
+    @property
+    def page(self) -> Path:
+        return self.folder / "summary.md"
+
+
+@dataclass(frozen=True)
 class Outcome:
-    """The page of a study with its tables and figures."""
+    """Results of a study; the base of each study's own."""
 
     book: MarkdownReport
 
@@ -216,12 +236,48 @@ class TableFile:
 
 
 def write_page(
-    out: Path, template: str, tables: TableFile, figures: Mapping[str, Any] | None = None, **content: Any
-) -> MarkdownReport:
-    """Write the page of a study; its template and the expressions of its tables name the same content."""
-    book = MarkdownReport(out)
-    book.write(template, tables.page(**content), figures, **content)
+    out: Path, template: str, tables: TableFile | Iterable[Table | None] = (),
+    figures: Mapping[str, AbstractContextManager[Any]] | None = None, **content: Any,
+) -> MarkdownReport:  # fmt: skip
+    """Fill a Markdown template and write it as OUT/summary.md, completely or not at all.
+
+    In the template, table("name") and figure("name", "caption") write the files of a table or figure and
+    insert it, or nothing if it is not given.
+
+    Args:
+        out: the study's folder.
+        template: its path below the package, such as studies/cose/page.md.
+        tables: those with declared rows, whose expressions name the same content as the template; or tables.
+        figures: by name, as the functions of report/figures.py return them.
+        content: what else the template names.
+    """
+    book, drawings = MarkdownReport(out), figures or {}
+    if isinstance(tables, TableFile):
+        make = tables.page(**content)
+    else:
+        make = {table.name: table for table in tables if table}.get
+
+    def table(name: str) -> str:
+        if (made := make(name)) is None:
+            return ""
+        made.write(out / "tables")
+        book.tables[made.name] = made
+        return made.markdown().strip()
+
+    def figure(name: str, caption: str) -> str:
+        if name not in drawings:
+            return ""
+        with drawings[name] as drawn:
+            save(drawn, out / "figures", name)
+        book.figures.append(name)
+        return f"![{caption}](figures/{name}.png)\n\n*{caption}*"
+
+    text = TEMPLATES.get_template(template).render(table=table, figure=figure, **content)
+    write_whole({book.page: re.sub(r"\n{3,}", "\n\n", text.strip()) + "\n"})
     return book
+
+
+TEMPLATES.filters["cell"] = cell_text
 
 
 @cache

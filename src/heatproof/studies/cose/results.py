@@ -31,13 +31,12 @@ from heatproof.models.queue import with_head
 from heatproof.registry import explainers, parse_call
 from heatproof.report import figures
 from heatproof.report.figures import Line, Panel, line_style
-from heatproof.report.markdown_report import MarkdownReport
 from heatproof.report.panels import Tile, sheet
 from heatproof.report.tables import Value
 from heatproof.run.study import ResolvedStudy
 from heatproof.show import as_pictures, eight_bit, overlay
 from heatproof.store import RunFolder
-from heatproof.studies.common import TableFile, mean_value, write_page
+from heatproof.studies.common import MarkdownReport, TableFile, mean_value, write_page
 from heatproof.studies.settings import PAPER_METHODS, SIMILARITIES, CoseSettings
 from heatproof.types import Maps, upsample
 

@@ -38,12 +38,11 @@ from heatproof.metrics.mean_maps import dom
 from heatproof.metrics.results import PerClass
 from heatproof.report import figures
 from heatproof.report.figures import Line, Panel, line_style
-from heatproof.report.markdown_report import MarkdownReport
 from heatproof.report.pieces import TEMPLATES
 from heatproof.report.tables import Cell, Value
 from heatproof.store import RunFolder
 from heatproof.store.scores import read_predictions
-from heatproof.studies.common import TableFile, mean_value, write_page
+from heatproof.studies.common import MarkdownReport, TableFile, mean_value, write_page
 from heatproof.studies.cscore import claims
 from heatproof.train.recipe import Epoch, History
 from heatproof.verdict import epochs as training

@@ -27,15 +27,22 @@ from heatproof.metrics.localisation import kept_pixels
 from heatproof.models import Model
 from heatproof.models.load import best_device
 from heatproof.models.names import model_classes, placed_spec
-from heatproof.report.markdown_report import MarkdownReport
 from heatproof.run.config import study_from
 from heatproof.run.engine import Result
 from heatproof.run.progress import Progress
 from heatproof.run.study import LIBRARIES_WITHOUT_WEIGHTS, ResolvedStudy, open_study
-from heatproof.studies.common import Outcome, named_run, run_config, study_file, with_floors
+from heatproof.studies.common import Outcome, named_run, run_config, study_file, with_floors, write_page
 from heatproof.studies.localise import results as rows
-from heatproof.studies.localise.cues import cue_table, read_cues
-from heatproof.studies.localise.images import Sifted, class_groups, reasons, sift, without, write_list
+from heatproof.studies.localise.images import (
+    Sifted,
+    class_groups,
+    cue_table,
+    read_cues,
+    reasons,
+    sift,
+    without,
+    write_list,
+)
 from heatproof.studies.localise.panels import Studio, pick_cases, pick_confused
 from heatproof.studies.settings import LOCALISE_FLOORS, PREPROCESS, LocaliseSettings
 
@@ -98,10 +105,9 @@ def localise_study(settings: LocaliseSettings, progress: Progress | None = None)
     tables += [shared, cue_table(model, cues, settings.seed) if cues else None]
     cases = studio.cases(pick_cases(results, flags, settings.panels))
     confused = studio.confused(pick_confused(results, settings.panels))
-    book = MarkdownReport(settings.out)
-    book.write(
-        "studies/localise/page.md", tables, rows.report_figures(results), model=model.name, steps=steps,
-        results=results, settings=settings, sifted=sifted, reasons=reasons,
+    book = write_page(
+        settings.out, "studies/localise/page.md", tables, rows.report_figures(results),
+        model=model.name, steps=steps, results=results, settings=settings, sifted=sifted, reasons=reasons,
         recall=rows.macro_value(results.recall(), results.seed).value, thesis_recall=rows.THESIS_RECALL,
         probability=rows.macro_value(results.by_class(results.probability())).value,
         compared=rows.orders(results), thresholds=vars(settings.thresholds).items(),
