@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,24 @@ REFERENCE = click.Option(
     ["--reference"], type=PATH,
     help="A finished run: score --checkpoints FILE beside it, on its images, with its methods.",
 )  # fmt: skip
+
+
+@contextmanager
+def training_progress(epochs: int, last_only: bool = False) -> Iterator[Callable[[str, Any], None]]:
+    """A bar for all trainings of a study; the callback takes a training's name and state.
+
+    last_only: print only the last epoch of each training.
+    """
+    with steps("training", epochs) as bar:
+
+        def show(name: str, state: Any) -> None:
+            bar.now(f"{name}, epoch {state.epoch}, batch {state.batch} of {state.batches}")
+            if (epoch := state.result) is not None:
+                scores = f"loss {epoch.loss:.3f}, accuracy {epoch.accuracy:.3f}, AUC {epoch.auc:.3f}"
+                text = f"{name}, epoch {epoch.epoch}, {epoch.phase}: {scores}"
+                bar.done(None if last_only and epoch.epoch < state.epochs else text)
+
+        yield show
 
 
 @click.command("contrast", cls=StudyCommand, settings=ContrastSettings)
@@ -122,14 +142,7 @@ def qr_command(ctx: click.Context, full: bool, given: dict[str, Any]) -> None:
     from heatproof.studies.qr.trainings import total_epochs
 
     settings = QrSettings(**(QR_FULL if full else {}) | given)
-    with steps("training", total_epochs(settings)) as bar:
-
-        def show(name: str, state: Any) -> None:
-            bar.now(f"{name}, epoch {state.epoch}, batch {state.batch} of {state.batches}")
-            if (epoch := state.result) is not None:
-                text = f"{name}: loss {epoch.loss:.3f}, accuracy {epoch.accuracy:.3f}, AUC {epoch.auc:.3f}"
-                bar.done(text if epoch.epoch == state.epochs else None)
-
+    with training_progress(total_epochs(settings), last_only=True) as show:
         outcome = qr_study(settings, Progress(console), show)
     made = outcome.book.tables
     for name in PRINTED:
@@ -161,15 +174,7 @@ def cscore_command(
         return finish_study(ctx, outcome.page, failed, before, tables=outcome.book.tables.values())
     several = bool(settings.networks or settings.beside or settings.seeds)
     study = protocol.networks_study if several else protocol.cscore_study
-    with steps("training", settings.last_epoch * len(settings.runs)) as bar:
-
-        def show(name: str, state: Any) -> None:
-            prefix = f"{name}, " * several
-            bar.now(f"{prefix}epoch {state.epoch}, batch {state.batch} of {state.batches}")
-            if (epoch := state.result) is not None:
-                scores = f"loss {epoch.loss:.3f}, accuracy {epoch.accuracy:.3f}, AUC {epoch.auc:.3f}"
-                bar.done(f"{prefix}epoch {epoch.epoch}, {epoch.phase}: {scores}")
-
+    with training_progress(settings.last_epoch * len(settings.runs)) as show:
         outcome = study(settings, Progress(console), show)
     tables = outcome.book.tables
     alarms = "" if several else f"{len(tables['alarms'].rows) if 'alarms' in tables else 0} alarms; "

@@ -146,11 +146,6 @@ def rho_value(first: Sequence[float], second: Sequence[float], seed: int = 0) ->
     return Value(rho, percentile_interval(rhos) if len(rhos) else None, len(pairs))
 
 
-def floor_rows(methods: Iterable[str]) -> frozenset[int]:
-    """Rows of a table of methods that are floors, which are not ranked."""
-    return frozenset(i for i, method in enumerate(methods) if is_floor(method))
-
-
 class TableFile:
     """Tables of a study as data: the file tables.toml beside its code.
 
@@ -191,10 +186,10 @@ class TableFile:
             else:
                 body.append(tuple(row))
         method = next((j for j, column in enumerate(columns) if column.name.lower() == "method"), None)
-        floors = floor_rows("" if method is None else str(row[method]) for row in body)
+        floors = {i for i, row in enumerate(body) if method is not None and is_floor(str(row[method]))}
         below = [(*row, *[None] * (len(columns) - len(row))) for row in published]
         title, note = (spec.get(key, "").format(**words) for key in ("title", "note"))
-        unranked = floors | set(range(len(body), len(body) + len(below)))
+        unranked = frozenset(floors | set(range(len(body), len(body) + len(below))))
         return Table(
             spec.get("name", name), title, columns, (*body, *below), note, spec.get("marked", True), unranked
         )

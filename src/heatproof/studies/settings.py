@@ -152,7 +152,7 @@ def _tau(text: str) -> float | str:
 
 
 def _window(text: str) -> tuple[float, ...] | str:
-    return text if text == "range" else numbers(text)
+    return text if text == "range" else numbers(text, "window is centre,width, such as 40,400, or range")
 
 
 @dataclass(frozen=True, kw_only=True)
