@@ -33,9 +33,8 @@ from heatproof.images import file_sources
 from heatproof.images.files import Box, Size, is_picture, open_image, picture_size
 from heatproof.models import Model
 from heatproof.models.queue import all_logits
-from heatproof.report.tables import Cell, Table
 from heatproof.studies.common import mean_value, write_rows
-from heatproof.studies.localise.results import TABLES
+from heatproof.studies.localise.results import Rows
 
 BACKWARDS_AT_MOST = 0.1  # of the boxes; beyond it the file's order of coordinates is another one
 BACKWARDS = "runs backwards"
@@ -314,14 +313,14 @@ def read_cues(path: Path, classes: Sequence[str], groups: Mapping[str, set[int]]
     return images
 
 
-def cue_table(model: Model, images: Sequence[CueImage], seed: int = 0) -> Table:
+def cue_rows(model: Model, images: Sequence[CueImage], seed: int = 0) -> Rows:
     """Answers to stylised images and to silhouettes, each in a row."""
     answers: list[int] = []
     for start in range(0, len(images), CUES_AT_ONCE):
         opened = (open_image(image.path) for image in images[start : start + CUES_AT_ONCE])
         inputs = torch.stack([model.preprocess(picture) for picture in opened])
         answers += model.predicted(all_logits(model, inputs)).tolist()
-    rows: list[Sequence[Cell]] = []
+    rows: Rows = []
     for name, stylised in (("stylised", True), ("silhouettes", False)):
         both = [(a in i.shape, a in i.texture) for i, a in zip(images, answers, strict=True)
                 if bool(i.texture) is stylised]  # fmt: skip
@@ -329,4 +328,4 @@ def cue_table(model: Model, images: Sequence[CueImage], seed: int = 0) -> Table:
         counts = len(both), sum(s for s, _ in both), sum(t for _, t in both), len(both) - len(decided)
         bias = mean_value(decided, seed) if stylised else None
         rows += [(name, *counts, bias, mean_value((float(s) for s, _ in both), seed))] if both else []
-    return TABLES.fill("cues", rows)
+    return rows
