@@ -344,17 +344,19 @@ def test_only_images_the_final_model_gets_right(study: CoseSettings, tmp_path: P
 def test_a_transformer_goes_the_same_way(tmp_path: Path) -> None:
     timm = pytest.importorskip("timm")
     torch.manual_seed(0)
-    options = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2}
-    net = timm.create_model("vit_tiny_patch16_224", num_classes=3, **options)
+    options = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2, "num_classes": 3}
+    net = timm.create_model("vit_tiny_patch16_224", **options)
     torch.save(net.state_dict(), tmp_path / "vit.pt")
+    made = f"timm.create_model('vit_tiny_patch16_224', **{options})"
+    (tmp_path / "vit.py").write_text(f"import timm\n\n\ndef make():\n    return {made}\n")
     for i in range(2):
         pixels = np.random.default_rng(i).integers(0, 256, (40, 40, 3), dtype=np.uint8)
         (tmp_path / "pictures").mkdir(exist_ok=True)
         Image.fromarray(pixels).save(tmp_path / "pictures" / f"{i}.png")
     settings = CoseSettings(
-        model="timm:vit_tiny_patch16_224", images=tmp_path / "pictures", checkpoints=(tmp_path / "vit.pt",),
-        methods=("gradcam", "smoothgrad(samples=2)"), draws=1, num_classes=3, device="cpu",
-        model_options=options, figures=False,
+        model=f"{tmp_path / 'vit.py'}:make", images=tmp_path / "pictures",
+        checkpoints=(tmp_path / "vit.pt",), methods=("gradcam", "smoothgrad(samples=2)"), draws=1,
+        device="cpu", figures=False,
     )  # fmt: skip
     results = run(settings, tmp_path / "out").results
     assert results.family == "transformer" and results.images == 2

@@ -9,7 +9,7 @@ of audits are in audit/settings.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -235,7 +235,6 @@ class CscoreSettings(Settings):
         (), "Several trainings on one page, with the same images held out, for tests over seeds: 0,1,2.",
         read=whole_numbers, default_text="",
     )  # fmt: skip
-    options: Mapping[str, Any] = field(default_factory=dict)  # for the network's builder
 
     def __post_init__(self) -> None:
         from heatproof.metrics.gold import ListRule  # which needs torch; a list of options does not
@@ -250,7 +249,7 @@ class CscoreSettings(Settings):
             )
         if len(set(self.seeds)) < len(self.seeds):
             raise InputError(f"seeds must differ; got {','.join(map(str, self.seeds))}")
-        for name in ("checkpoints", "layer", "options"):
+        for name in ("checkpoints", "layer"):
             if len(self.networks) > 1 and getattr(self, name):
                 raise InputError(
                     f"{name} belong to one network; make a study of each, then one page: "
@@ -365,8 +364,6 @@ class CoseSettings(Settings):
     device: str | None = option(None, DEVICE)
     threads: int | None = option(None, "Threads of torch; default: OMP_NUM_THREADS or automatic.", least=1)
     seed: int = option(0, "Repeats the study exactly.", least=0)
-    image_options: Mapping[str, Any] = field(default_factory=dict)  # for the source of the images
-    model_options: Mapping[str, Any] = field(default_factory=dict)  # for the network's builder
 
 
 QR_FLOORS = ("random", "edges")

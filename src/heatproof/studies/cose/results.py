@@ -136,13 +136,13 @@ class CoseResults:
         sums = by_image(same.ssim, 1 - changed.ssim, same.image, changed.image, images)
         return np.stack(sums, 1)
 
-    def ahead(self, first: str, second: str, resamples: int = 1000) -> tuple[float, Interval]:
+    def ahead(self, first: str, second: str) -> tuple[float, Interval]:
         """By how much the first method's COSE is above the second's, with its 95 % interval.
 
         Both are taken on the same resampled images, so that images which are hard for both do not count.
         """
         names = sorted({*self.of(first).image, *self.of(second).image})
-        drawn = [np.arange(len(names)), *resample(len(names), resamples)]
+        drawn = [np.arange(len(names)), *resample(len(names))]
         sums = [self.image_sums(method, names) for method in (first, second)]
         totals = np.array([[of[:, :, rows].sum(-1) for rows in drawn] for of in sums])  # "2 r 2 2"
         with np.errstate(invalid="ignore"):

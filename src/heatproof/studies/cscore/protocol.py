@@ -260,9 +260,8 @@ def build(settings: CscoreSettings, classes: int) -> Model:
     """The network before training, with a new head drawn from the seed."""
     with seeded_builder(settings.seed):
         model = load_model(
-            settings.model, num_classes=classes, pretrained=settings.pretrained, head=settings.head,
-            **settings.options,
-        )  # fmt: skip
+            settings.model, num_classes=classes, pretrained=settings.pretrained, head=settings.head
+        )
     return replace(model, preprocess=model.preprocess.replaced(settings.preprocess))
 
 
@@ -285,7 +284,6 @@ def config_of(
     model = {
         "spec": placed_spec(settings.model, Path.cwd()), "num_classes": len(images["options"]["class_names"]),
         "checkpoints": list(weights), "layer": layer, "name": settings.model, "head": settings.head,
-        "options": dict(settings.options),
     }  # fmt: skip
     rule = ListRule(settings.tau, settings.weights, settings.anchor)  # type: ignore[arg-type]
     if rule.anchor == LAST:
