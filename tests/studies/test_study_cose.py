@@ -29,7 +29,7 @@ from heatproof.registry import Explainer, explainers
 from heatproof.store import RunFolder
 from heatproof.studies.cose.protocol import CoseResult, cose_study, input_pairs
 from heatproof.studies.cose.results import TABLES
-from heatproof.studies.settings import PAPER_METHODS, CoseSettings
+from heatproof.studies.settings import COSE_METHODS, CoseSettings
 from heatproof.types import Maps, Signed, Trace
 from tiny_study import make_study
 
@@ -382,7 +382,7 @@ def test_the_command_and_its_file(study: CoseSettings, tmp_path: Path) -> None:
 
 def test_the_published_values_are_the_papers(papers: dict[str, Any]) -> None:
     golden = papers["cose"]
-    assert len(PAPER_METHODS) == len(golden["methods"])
+    assert len(COSE_METHODS) == len(golden["methods"])
     for name, row in TABLES.content["table1"]["published"].items():
         rows = [values for _, model, values in golden["rows"] if model == name] or [golden["overall_pub"]]
         assert row == pytest.approx(np.mean(rows, axis=0), abs=0.0051)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from statistics import fmean
 from string import Formatter
 from typing import Any
 
@@ -122,6 +123,12 @@ def write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[object
     csv.writer(out, lineterminator="\n").writerows([header, *rows])
     write_whole({path: out.getvalue()})
     return path
+
+
+def average(values: Iterable[float]) -> float:
+    """The mean of the defined values; NaN without one."""
+    known = [value for value in values if not math.isnan(value)]
+    return fmean(known) if known else math.nan
 
 
 def mean_value(values: Iterable[float], seed: int = 0) -> Value:

@@ -287,15 +287,15 @@ class CscoreSettings(Settings):
 SIMILARITIES = {
     "local5": "SSIM", "eq2": "SSIM (eq. 2)", "pearson": "Pearson's r", "spearman": "Spearman's rho",
 }  # fmt: skip
-PAPER_METHODS = (
+COSE_METHODS = (
     "blur-ig", "gradcam", "gradcam++", "guided-ig", "integrated-gradients", "lime", "smoothgrad",
 )  # fmt: skip
 
 
-def _methods(text: str) -> tuple[str, ...]:
+def _cose_methods(text: str) -> tuple[str, ...]:
     if text == "all":
         return tuple(entry.name for entry in explainers if not entry.architecture)  # those for any network
-    return PAPER_METHODS if text == "paper" else calls(text)
+    return COSE_METHODS if text == "paper" else calls(text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,8 +312,8 @@ class CoseSettings(Settings):
     random_init: bool = option(True, "Also the untrained network.")
     pretrained: bool = option(False, "The library's weights are the final model.")
     methods: tuple[str, ...] = option(
-        PAPER_METHODS, '"paper" (the seven of the paper), "all", or names: "gradcam,lime(samples=200)".',
-        short="m", read=_methods, default_text="paper",
+        COSE_METHODS, '"paper" (the seven of the paper), "all", or names: "gradcam,lime(samples=200)".',
+        short="m", read=_cose_methods, default_text="paper",
     )  # fmt: skip
     paper: bool = option(
         False,
@@ -367,9 +367,9 @@ class CoseSettings(Settings):
 
 
 QR_FLOORS = ("random", "edges")
-LIGHT = ("gradcam", "gradcam++", "layercam", "xgradcam", "hirescam", "eigencam", "eigengradcam")
-MAIN = "eigengradcam"  # what the paper's Tables 5 and 6 and its Figure 4 show
-HEAVY = ("ms-gradcam++", "gradient", "smoothgrad", "integrated-gradients", "scorecam", "lime")
+QR_LIGHT = ("gradcam", "gradcam++", "layercam", "xgradcam", "hirescam", "eigencam", "eigengradcam")
+QR_MAIN = "eigengradcam"  # what the paper's Tables 5 and 6 and its Figure 4 show
+QR_HEAVY = ("ms-gradcam++", "gradient", "smoothgrad", "integrated-gradients", "scorecam", "lime")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -404,7 +404,7 @@ class QrSettings(Settings):
         "gradcam", "The map that FT-LeakMin penalises.", choices=("gradcam", "hirescam", "layercam")
     )
     methods: tuple[str, ...] = option(
-        LIGHT, 'Scored on every code: "gradcam,layercam".', short="m", read=calls, default_text="the CAMs"
+        QR_LIGHT, 'Scored on every code: "gradcam,layercam".', short="m", read=calls, default_text="the CAMs"
     )
     heavy: tuple[str, ...] = option(
         (),
@@ -462,7 +462,7 @@ class QrSettings(Settings):
     @property
     def detailed(self) -> tuple[str, ...]:
         """Of the depth study and the ablation: the paper's method, and the one that the penalty is about."""
-        main = MAIN if MAIN in self.real else self.real[0]
+        main = QR_MAIN if QR_MAIN in self.real else self.real[0]
         return tuple(dict.fromkeys(method for method in (main, "gradcam") if method in self.real))
 
 
@@ -470,7 +470,7 @@ QR_FULL: dict[str, Any] = {
     "model": "torchvision:resnet50", "size": 224, "train": 600, "test": 300,
     "proxy": 2400, "proxy_epochs": 20, "proxy_lr": 1e-3, "head_lr": 1e-3,
     "epochs": 10, "lr": 1e-4, "schedule": "constant", "amp": True,
-    "heavy": HEAVY, "subset": 32, "curves": "all", "scenes": 100, "edits": 100, "robust": 100,
+    "heavy": QR_HEAVY, "subset": 32, "curves": "all", "scenes": 100, "edits": 100, "robust": 100,
     "causal": 200, "batch_size": 128,
 }  # fmt: skip
 

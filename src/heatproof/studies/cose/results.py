@@ -37,7 +37,7 @@ from heatproof.run.study import ResolvedStudy
 from heatproof.show import as_pictures, eight_bit, overlay
 from heatproof.store import RunFolder
 from heatproof.studies.common import MarkdownReport, TableFile, mean_value, write_page
-from heatproof.studies.settings import PAPER_METHODS, SIMILARITIES, CoseSettings
+from heatproof.studies.settings import COSE_METHODS, SIMILARITIES, CoseSettings
 from heatproof.types import Maps, upsample
 
 MAX_METHODS = 4  # on a sheet of examples
@@ -270,8 +270,8 @@ def published(values: Sequence[float], method: str, methods: Sequence[str]) -> f
     """The paper's value, for the method without options or else its only form in the studies."""
     name, options = parse_call(method)
     entry = explainers.get(name).name
-    known = entry in PAPER_METHODS and (not options or name not in methods)
-    return values[PAPER_METHODS.index(entry)] if known else None
+    known = entry in COSE_METHODS and (not options or name not in methods)
+    return values[COSE_METHODS.index(entry)] if known else None
 
 
 TABLES = TableFile("heatproof.studies.cose", value=Value, nan=math.nan, mean=mean_score, published=published)

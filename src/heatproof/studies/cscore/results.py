@@ -26,7 +26,6 @@ from functools import cached_property
 from itertools import combinations, pairwise, product
 from operator import itemgetter
 from pathlib import Path
-from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,7 +41,7 @@ from heatproof.report.pieces import TEMPLATES
 from heatproof.report.tables import Cell, Value
 from heatproof.store import RunFolder
 from heatproof.store.scores import read_predictions
-from heatproof.studies.common import MarkdownReport, TableFile, mean_value, write_page
+from heatproof.studies.common import MarkdownReport, TableFile, average, mean_value, write_page
 from heatproof.studies.cscore import claims
 from heatproof.train.recipe import Epoch, History
 from heatproof.verdict import epochs as training
@@ -290,11 +289,6 @@ def moves(before: CheckpointState, after: CheckpointState) -> list[Move]:
         for method, old, new in both
         for label in (None, *(label for label in old.classes if label in new.classes))
     ]
-
-
-def average(values: Iterable[float]) -> float:
-    known = [value for value in values if not math.isnan(value)]
-    return fmean(known) if known else math.nan
 
 
 def cell(score: PerClass | None, brief: bool = False) -> Cell:

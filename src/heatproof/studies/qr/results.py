@@ -7,9 +7,9 @@ means of a value of each code, and their intervals draw codes all the same:
                  own m(s) / m(0) is not averaged: where m(0) is near zero, the ratio is huge.
     causality    Spearman's rho over codes
 
-The tables are declared in tables.toml. Published rows stand below ours for reference and are
-not ranked, and neither are the floors (random, edges). Over seeds, a cell is the mean of the seeds' values
-with the 95 % interval of Student's t; n counts seeds. Cite: chakraborty2025cambench.
+The tables are declared in tables.toml. Published rows stand below ours for reference and are not ranked, and
+neither are the floors (random, edges). Over seeds, a cell is the mean of the seeds' values with the 95 %
+interval of Student's t; n counts seeds. Cite: chakraborty2025cambench.
 
 An answer on the page counts methods and regimes whose 95 % intervals lie apart: intervals over seeds if there
 are several, else over codes.
@@ -45,20 +45,18 @@ from heatproof.report.panels import Tile, sheet
 from heatproof.report.tables import Cell, Table, Value, number
 from heatproof.show import overlay
 from heatproof.store import RunFolder
-from heatproof.studies.common import MarkdownReport, TableFile, mean_value, rho_value, write_page
+from heatproof.studies.common import MarkdownReport, TableFile, average, mean_value, rho_value, write_page
 from heatproof.studies.qr.trainings import BASE, Trained, cell_name, depth_name, uses_proxy
-from heatproof.studies.settings import MAIN, QrSettings
+from heatproof.studies.settings import QR_MAIN, QrSettings
 from heatproof.train import DEPTHS, REGIMES, ablation_grid
 
 CLEAN = "clean"
 RUNS = ("run", "depth", "ablation", "subset", "measured")  # all codes before some of them
-
 BACKBONES = {"resnet50": "ResNet-50", "convnext_base": "ConvNeXt-B"}
 OURS = "ours"
 EXACT = 8  # methods up to which p of a rank correlation is counted over all orders
 SCORES = {"BL": -1, "FMR": 1, "TMR": 1, "DtS": -1}  # 1: more is better
 LAYER_WISE = ("hirescam", "ms-gradcam++", "fullgrad")  # beside those of the paper
-
 NEAR_ALL = 0.99  # accuracy of every regime, the paper's premise: it reports 99.2 % and more
 LEAST_POINTS = 0.01  # of accuracy that FT-LeakMin may cost
 EMPTIED = 0.01  # more all-zero maps than this are reported
@@ -535,9 +533,7 @@ def robustness(main: Tables) -> dict[str, Any]:
     """RQ4: means over methods by regime, and distortions by growth of leakage."""
 
     def mean(name: str, regimes: Iterable[str], column: str) -> float:
-        cells = (number(cell) for r in regimes for cell in real(main[name], r, column).values())
-        known = [value for value in cells if not math.isnan(value)]
-        return sum(known) / len(known) if known else math.nan
+        return average(number(cell) for r in regimes for cell in real(main[name], r, column).values())
 
     regimes = []
     for regime in REGIMES:
@@ -600,7 +596,7 @@ def draw_figures(results: Results, made: Tables) -> dict[str, Any]:
             cells = [ours(made["table-5"], depth, column)[method] for depth in DEPTHS]
             ends = [getattr(cell, "interval", None) or (math.nan, math.nan) for cell in cells]
             low, high = zip(*ends, strict=True)
-            paper = [number(ours(made["table-5"], depth, column, paper=True)[MAIN]) for depth in DEPTHS]
+            paper = [number(ours(made["table-5"], depth, column, paper=True)[QR_MAIN]) for depth in DEPTHS]
             lines = [
                 Line(x, [*map(number, cells)], method, line_style(0), (low, high)),
                 Line(x, paper, "published", line_style(1, linestyle="--")),
