@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from heatproof.metrics.results import percentile_interval
 from scipy.stats import spearmanr
 from torch import Tensor
 
@@ -38,6 +37,7 @@ from heatproof.metrics.faithfulness import insertion_deletion
 from heatproof.metrics.interventions import evidence
 from heatproof.metrics.localisation import localise
 from heatproof.metrics.on_parts import structure
+from heatproof.metrics.results import percentile_interval
 from heatproof.metrics.specific import specificity
 from heatproof.metrics.stability import cose
 from heatproof.models.model import all_logits

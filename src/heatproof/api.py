@@ -293,8 +293,7 @@ def audit(
         The run: `.verdict()`, `.scores()`, `.maps(...)`, `.report()`.
     """
     from heatproof.models.model import as_model
-    from heatproof.studies.audit.memory_images import write_images
-    from heatproof.studies.audit.protocol import plan_audit, run_audit
+    from heatproof.studies.audit.protocol import plan_audit, run_audit, write_images
     from heatproof.studies.audit.settings import PYTHON, AuditSettings
 
     network = None if isinstance(model, str) else as_model(model)

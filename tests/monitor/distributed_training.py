@@ -100,7 +100,7 @@ def plain(_: Path) -> dict[str, Any]:
 def lightning(out: Path) -> dict[str, Any]:
     import lightning.pytorch as library
 
-    from heatproof.monitor.lightning import HeatproofCallback
+    from heatproof.monitor.callbacks import LightningCallback
 
     class Module(library.LightningModule):
         def __init__(self) -> None:
@@ -114,7 +114,7 @@ def lightning(out: Path) -> dict[str, Any]:
             return torch.optim.SGD(self.parameters(), 0.0)
 
     def epochs(watching: Monitor) -> int:
-        callback = HeatproofCallback(watching, model=lambda module: module.net)
+        callback = LightningCallback(watching, model=lambda module: module.net)
         trainer = library.Trainer(
             max_epochs=EPOCHS, accelerator="cpu", devices=2, strategy="ddp",
             callbacks=[callback], logger=False, default_root_dir=out, enable_checkpointing=False,
@@ -129,7 +129,7 @@ def lightning(out: Path) -> dict[str, Any]:
 def huggingface(out: Path) -> dict[str, Any]:
     import transformers
 
-    from heatproof.monitor.huggingface import HeatproofCallback
+    from heatproof.monitor.callbacks import HuggingFaceCallback
 
     class Plain(nn.Module):
         def __init__(self) -> None:
@@ -149,7 +149,7 @@ def huggingface(out: Path) -> dict[str, Any]:
             report_to=[], use_cpu=True, ddp_backend="gloo", disable_tqdm=True, learning_rate=0.0,
         )  # fmt: skip
         trainer = transformers.Trainer(
-            Plain(), settings, train_dataset=rows, callbacks=[HeatproofCallback(watching)]
+            Plain(), settings, train_dataset=rows, callbacks=[HuggingFaceCallback(watching)]
         )
         trainer.train()
         return float(trainer.state.epoch)

@@ -19,11 +19,19 @@ from heatproof.cli import main
 from heatproof.images.codes import edit_finders, make_qr
 from heatproof.registry import explainers
 from heatproof.report.tables import number
-from heatproof.studies.qr.page import guidance
 from heatproof.studies.qr.protocol import edit_scores, masses, scene_scores
-from heatproof.studies.qr.results import Results, axes_of, compared, ours, partial_rho, qr_table, stored_table
-from heatproof.studies.qr.settings import QrSettings
+from heatproof.studies.qr.results import (
+    Results,
+    axes_of,
+    compared,
+    guidance,
+    ours,
+    partial_rho,
+    qr_table,
+    stored_table,
+)
 from heatproof.studies.qr.trainings import Trained
+from heatproof.studies.settings import QrSettings
 from heatproof.train import DEPTHS, REGIMES, Epoch, History
 from heatproof.types import Maps
 

@@ -24,13 +24,15 @@ from heatproof.report.pieces import TEMPLATES
 from heatproof.report.tables import Table, Value, number
 from heatproof.store import RunFolder
 from heatproof.studies.common import mean_value
-from heatproof.studies.qr.page import flipped, floors, leakage
 from heatproof.studies.qr.protocol import Probe
 from heatproof.studies.qr.results import (
     Columns,
     Results,
     apart,
     curve_value,
+    flipped,
+    floors,
+    leakage,
     ours,
     over_seeds,
     published_rows,
@@ -39,8 +41,8 @@ from heatproof.studies.qr.results import (
     rho_value,
     seed_value,
 )  # fmt: skip
-from heatproof.studies.qr.settings import QrSettings
 from heatproof.studies.qr.trainings import Trained
+from heatproof.studies.settings import QrSettings
 from heatproof.train import DEPTHS, REGIMES, Epoch, History
 
 pytestmark = pytest.mark.trains

@@ -21,7 +21,7 @@ VERDICT = {  # by a metric's question, and whether it votes
 
 
 @click.group("list")
-def list_group() -> None:
+def list_command() -> None:
     """List methods, metrics, or the layers of a network.
 
     \b
@@ -33,7 +33,7 @@ def list_group() -> None:
     """
 
 
-@list_group.command("methods")
+@list_command.command("methods")
 @click.option("--verbose", "-v", is_flag=True, help="Also options, conventions and citation.")
 def list_methods(verbose: bool) -> None:
     """List the explanation methods with summary, cost and source.
@@ -95,7 +95,7 @@ def cost(entry: Explainer) -> str:
     return "shared pass" if entry.needs else "no pass"
 
 
-@list_group.command("metrics")
+@list_command.command("metrics")
 @click.option("--verbose", "-v", is_flag=True, help="Also bounds, level, needs and citation.")
 def list_metrics(verbose: bool) -> None:
     """List the metrics with summary, better direction, and whether a run computes them.
@@ -148,7 +148,7 @@ def page(name: str, facts: dict[str, str]) -> str:
     return "\n".join([name, *(f"  {fact + ':':<15} {text}" for fact, text in facts.items() if text), ""])
 
 
-@list_group.command("layers")
+@list_command.command("layers")
 @click.argument("model")
 @click.option("--image-size", type=click.IntRange(8), help="Side of the image; the model's own by default.")
 def list_layers(model: str, image_size: int | None) -> None:

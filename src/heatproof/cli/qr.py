@@ -32,7 +32,7 @@ classes = ["1"]            # only codes have parts to score"""
 
 
 @click.group("qr")
-def qr_group() -> None:
+def qr_command() -> None:
     """Generate images of QR codes and other codes, with exact masks of their parts.
 
     \b
@@ -42,7 +42,7 @@ def qr_group() -> None:
     """
 
 
-@qr_group.command("make")
+@qr_command.command("make")
 @click.argument("out", type=PATH)
 @click.option("--positives", type=click.IntRange(min=0), default=600, help="Codes.")
 @click.option("--negatives", type=click.IntRange(min=0), default=600, help="Not codes.")

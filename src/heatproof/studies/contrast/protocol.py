@@ -46,7 +46,7 @@ from heatproof.run.checks import input_warnings
 from heatproof.run.study import listed_classes
 from heatproof.show import address, overlay
 from heatproof.studies.common import TableFile, some, with_floors
-from heatproof.studies.contrast.settings import ContrastSettings
+from heatproof.studies.settings import ContrastSettings
 from heatproof.types import Maps
 from heatproof.verdict.answers import without_nan
 

@@ -68,13 +68,16 @@ from heatproof.run.worker import fixed_threads, usual_threads
 from heatproof.store import Manifest, RunFolder, compare_configs
 from heatproof.studies.common import Outcome, named_run, run_config, study_file
 from heatproof.studies.qr import trainings
-from heatproof.studies.qr.page import write_page
-from heatproof.studies.qr.results import CLEAN, Results, at, read_columns
-from heatproof.studies.qr.settings import MAY_CHANGE, MAY_GROW, SAME_CODES, QrSettings
+from heatproof.studies.qr.results import CLEAN, Results, at, read_columns, write_qr_page
+from heatproof.studies.settings import QrSettings
 from heatproof.train import DEPTHS, REGIMES, ablation_grid
 from heatproof.types import Maps, Score, Unit, constant
 
 SETTINGS = "settings.json"
+# Settings that do not affect finished results.
+MAY_CHANGE = ("out", "seeds", "depth_study", "ablation", "figures", "scenes", "edits", "curves", "beside")
+SAME_CODES = ("symbol", "size", "test", "seed", "photos")  # settings that studies on one page share
+MAY_GROW = ("methods", "heavy")
 CODE = 1  # the class that is explained
 STRUCTURE = ("structure", "structure_score(variant='mass')")
 CURVES = ("insertion", "deletion")
@@ -107,7 +110,7 @@ def qr_study(
         results = [seed_results(settings, k, sets, progress, training) for k in range(settings.seeds)]
         places = {os.path.relpath(folder, settings.out.parent): folder for folder in settings.beside}
         others = {f"{read_settings(folder)['model']} ({place})": folder for place, folder in places.items()}
-        return QrOutcome(write_page(settings.out, results, others), tuple(results))
+        return QrOutcome(write_qr_page(settings.out, results, others), tuple(results))
 
 
 def check(settings: QrSettings) -> QrSettings:

@@ -28,7 +28,7 @@ from heatproof.images.symbols import find_symbol
 from heatproof.models import Model, load_model
 from heatproof.models.names import placed_spec
 from heatproof.studies.common import need_one_class
-from heatproof.studies.qr.settings import QrSettings
+from heatproof.studies.settings import QrSettings
 from heatproof.train import DEPTHS, Data, TrainProgress, ablation_grid, fit, new_head, regime_recipe
 from heatproof.train.loop import weights_file
 from heatproof.train.networks import seeded, trained_parts
