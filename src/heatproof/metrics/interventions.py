@@ -164,17 +164,9 @@ def evidence(
         (6, 6)
     """
     tests = Interventions(as_model(model), images, labels, maps, methods, regions, layer, donors, recipients,
-                          seed, passes)  # fmt: skip
+                          seed, **passes)  # fmt: skip
     names = tuple(ids) or tuple(map(str, range(len(tests.images))))
-    off = anywhere = tuple(tests.transplant(side, off_object=True) for side in sides)
-    if tests.regions is not None:  # without regions, windows anywhere are the same
-        anywhere = tuple(tests.transplant(side, off_object=False) for side in sides)
-    record = EvidenceRecord(
-        names, tuple(classes), tuple(tests.methods), tuple(tests.image.tolist()), tuple(tests.label.tolist()),
-        tests.regions is not None, off, anywhere, tests.removal(), tests.exchange(), tests.properties(files),
-        tests.object_shares(), tuple(test.side**2 / math.prod(tests.size) for test in off),
-        answered=int(tests.is_right.any(1).sum()),
-    )  # fmt: skip
+    record = tests.record(sides, names, tuple(classes), files)
     items = [*tests.patch_items(record), *tests.property_items(record, files)]
     return replace(record, items=tuple(items), inputs=tests.inputs)
 
@@ -190,9 +182,9 @@ class Interventions:
     """Donors, their recipients and maps, and the tests on them."""
 
     def __init__(
-        self, model: Model, images: Images, labels: ArrayLike, maps: Mapping[str, Maps] | None,
-        methods: Sequence[str], regions: ArrayLike | None, layer: Any, donors: int, recipients: int,
-        seed: int, passes: Passes,
+        self, model: Model, images: Images, labels: ArrayLike, maps: Mapping[str, Maps] | None = None,
+        methods: Sequence[str] = METHODS, regions: ArrayLike | None = None, layer: Layers = None,
+        donors: int = DONORS, recipients: int = RECIPIENTS, seed: int = 0, **passes: Unpack[Passes],
     ) -> None:  # fmt: skip
         """Choose donors and recipients and compute the donors' maps; arguments as for `evidence`."""
         self.model, self.seed, self.passes = model, seed, passes
@@ -254,7 +246,7 @@ class Interventions:
         drawn = pixels(thumbnails, self.model.preprocess if self.is_restored else None)
         is_first = torch.from_numpy(near_duplicates(drawn) == np.arange(len(drawn)))
         rng = np.random.default_rng(self.seed)
-        chosen = []
+        chosen: list[tuple[int, int, np.ndarray]] = []
         for c in self.is_right.any(0).nonzero().flatten().tolist():
             own = (self.is_right[:, c] & is_first).nonzero().flatten().numpy()
             others = (self.is_other[:, c] & is_first).nonzero().flatten().numpy()
@@ -269,8 +261,8 @@ class Interventions:
                 f"no image can be tested: {count} of {len(self.images)} images are answered "
                 "correctly, and correct images of at least two classes are needed; give more labelled images"
             )
-        image, label, others = zip(*chosen, strict=True)
-        return np.array(image), np.array(label), np.stack(others)
+        image, label, rows = map(list, zip(*chosen, strict=True))
+        return np.array(image), np.array(label), np.stack(rows)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -308,6 +300,25 @@ class Interventions:
             if count:
                 own[region] = 1 / np.bincount(parts[region])[parts[region]]
         return torch.from_numpy(weights)
+
+    def record(
+        self, sides: Sequence[float], ids: tuple[str, ...], classes: tuple[str, ...], files: Files
+    ) -> EvidenceRecord:
+        """All tests, without images; arguments as for `evidence`."""
+        off, anywhere = self.transplants(sides)
+        return EvidenceRecord(
+            ids, classes, tuple(self.methods), tuple(self.image.tolist()), tuple(self.label.tolist()),
+            self.regions is not None, off, anywhere, self.removal(), self.exchange(), self.properties(files),
+            self.object_shares(), tuple(test.side**2 / math.prod(self.size) for test in off),
+            inputs=self.inputs, answered=int(self.is_right.any(1).sum()),
+        )  # fmt: skip
+
+    def transplants(self, sides: Sequence[float]) -> tuple[tuple[PatchTest, ...], tuple[PatchTest, ...]]:
+        """By side: windows off the object, and windows anywhere; without regions these are the same."""
+        off = tuple(self.transplant(side, off_object=True) for side in sides)
+        if self.regions is None:
+            return off, off
+        return off, tuple(self.transplant(side, off_object=False) for side in sides)
 
     def outcomes(self, count: int, make: Callable[[Tensor], Tensor], label: np.ndarray) -> np.ndarray:
         """Array "count 3": whether class label[j] is answered, is among the first five, and its log-odds."""

@@ -63,13 +63,13 @@ PAUSES = 0.5, 2.0  # seconds before an image that could not be read is tried aga
 FRUITLESS = 3  # pauses in a row that helped nothing; then there are no more
 RETRIES = 5  # of a Ray task whose worker died; an error in the task itself is not tried again
 WAIT = 0.5  # seconds between looks at Ctrl-C
-
-_workers: dict[str, Worker] = {}  # of a Ray process, by run: a model stays loaded from task to task
-Item = TypeVar("Item")
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 ANSWER = "stopping after the current unit; Ctrl-C again stops at once and loses only that unit"
 REPEATED, SIMILAR = 3, 1.1  # timed calls for each number of threads, and the ratio of similar times
 WAITING_UNITS = 2  # that may be in memory until they are written
+Item = TypeVar("Item")
+
+_workers: dict[str, Worker] = {}  # of a Ray process, by run: a model stays loaded from task to task
 
 
 @dataclass(frozen=True)
