@@ -440,26 +440,31 @@ def test_the_readme_has_the_five_lines_of_their_page() -> None:
     assert blocks == ["\n".join([*examples()[0].lines, ""])]
 
 
-@pytest.mark.parametrize("example", examples(), ids=["audit", "explain", "score", "monitor"])
-def test_five_lines_run_in_an_empty_folder(example: Example, tmp_path: Path) -> None:
-    """In a process of its own, where nothing else was imported, and with its last line shown."""
-    lines = example.lines
-    assert len(lines) == 5
-    imported = set(re.findall(r"\w+", re.sub(r" as \w+", "", lines[0].removeprefix("import "))))
-    assert imported <= {"os", "torch", "torchvision", "heatproof"}
-    name, _, value = lines[-1].partition(" = ")
-    named = re.fullmatch(r"[a-z]+", name)
-    code = "\n".join(
-        [*lines[:-1], f"value = {value if named else lines[-1]}", f"{name} = value" if named else ""]
-    )
-    code += f"\nprint(len(value._repr_html_()), type(value).__name__)\n{example.behind}"
+def test_five_lines_run_in_an_empty_folder(tmp_path: Path) -> None:
+    """In a process where nothing else was imported, each in its own folder, and with its last line shown."""
+    script = [
+        "import os",
+        "def run(code, folder):",
+        "    os.mkdir(folder); os.chdir(folder); exec(code, {}); os.chdir('..')",
+    ]
+    for number, example in enumerate(examples()):
+        lines = example.lines
+        assert len(lines) == 5
+        imported = set(re.findall(r"\w+", re.sub(r" as \w+", "", lines[0].removeprefix("import "))))
+        assert imported <= {"os", "torch", "torchvision", "heatproof"}
+        name, _, value = lines[-1].partition(" = ")
+        named = re.fullmatch(r"[a-z]+", name)
+        code = [*lines[:-1], f"value = {value if named else lines[-1]}", f"{name} = value" if named else ""]
+        code += ["print(len(value._repr_html_()), type(value).__name__)", example.behind]
+        script.append(f"run({chr(10).join(code)!r}, '{number}')\nprint('----')")
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-W", "error", "-c", "\n".join(script)], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith(example.output), done.stdout
-    size, kind = done.stdout.removesuffix(example.output).splitlines()[-1].split()
-    assert int(size) > 100 and kind in ("Strip", "DataFrame", "Verdict")
+    for example, printed in zip(examples(), done.stdout.split("----\n")[:-1], strict=True):
+        assert printed.endswith(example.output), printed
+        size, kind = printed.removesuffix(example.output).splitlines()[-1].split()
+        assert int(size) > 100 and kind in ("Strip", "DataFrame", "Verdict")
 
 
 def test_the_table_of_names_lists_each_once() -> None:
