@@ -56,6 +56,20 @@ def one_format(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("heatproof.report.figures.FORMATS", ("png",))
 
 
+@pytest.fixture(scope="module")
+def short_studies() -> Iterator[None]:
+    """Figures as PNG alone, 20 resamples behind correlations without size, passes timed for 10 ms."""
+    from heatproof.studies.qr import results
+
+    resample = results.resample
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("heatproof.report.figures.FORMATS", ("png",))
+        patch.setattr("heatproof.studies.qr.protocol.SECONDS", 0.01)
+        few = lambda n, count=1000, seed=0: resample(n, 20 if count == 200 else count, seed)  # noqa: E731
+        patch.setattr(results, "resample", few)
+        yield
+
+
 @pytest.fixture(scope="session")
 def papers() -> dict[str, Any]:
     """The published tables and the hand-computed vectors."""
