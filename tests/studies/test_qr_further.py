@@ -35,6 +35,8 @@ from heatproof.studies.settings import QrSettings
 from heatproof.train import DEPTHS, REGIMES, Epoch, History
 from heatproof.types import Maps
 
+pytestmark = pytest.mark.usefixtures("short_studies")
+
 SMALL = [
     "--size", "64", "--width", "2", "--train", "16", "--test", "12", "--proxy", "0", "--head-epochs", "1",
     "--epochs", "1", "--train-batch", "16", "--subset", "2", "--robust", "2", "--causal", "12", "--threads",

@@ -45,7 +45,7 @@ from heatproof.studies.qr.trainings import Trained
 from heatproof.studies.settings import QrSettings
 from heatproof.train import DEPTHS, REGIMES, Epoch, History
 
-pytestmark = pytest.mark.trains
+pytestmark = [pytest.mark.trains, pytest.mark.usefixtures("short_studies")]
 
 TINY = [
     "--size", "40", "--width", "2", "--train", "16", "--test", "8", "--proxy", "24", "--proxy-epochs", "1",
@@ -66,9 +66,7 @@ def study(*arguments: Any) -> Any:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A whole study from an empty folder, by the command line."""
     out = tmp_path_factory.mktemp("qr") / "out"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("heatproof.report.figures.FORMATS", ("png",))
-        result = study(*TINY, "--heavy", "smoothgrad(samples=3)", "--out", out)
+    result = study(*TINY, "--heavy", "smoothgrad(samples=3)", "--out", out)
     assert result.exit_code == 0, result.output
     assert "Table 6" in result.output
     return out
