@@ -130,13 +130,6 @@ def variant_scores(
     return trace.queue.predict(len(rows) * count, inputs, score).view(-1, count)
 
 
-def in_batches(trace: Trace, count: int, work: Callable[[int, int], Tensor]) -> Tensor:
-    """The joined results of work(start, stop) for all jobs."""
-    parts: list[Tensor] = []
-    trace.queue.each(count, work, parts.append)
-    return torch.cat(parts)
-
-
 def gaussian_blur(images: Tensor, sigma: float, axes: int = 2) -> Tensor:
     """Blur "... H W" by a Gaussian of `sigma` pixels, reflected at the border; with 3 axes "... D H W".
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from heatproof.errors import ModelError
 from heatproof.explain import method
-from heatproof.explain.baselines import in_batches, variant_scores
+from heatproof.explain.baselines import variant_scores
 from heatproof.models.capture import Tail
 from heatproof.models.running import at_least_float, computing
 from heatproof.types import Trace, extremes, normalise, per_map, spatial_dims, upsample
@@ -281,7 +281,7 @@ def ablationcam(trace: Trace, *, fill: str = "zero") -> Tensor:
             return trace.model.scores(tail(changed), target.expand(stop - start))
 
         full = trace.model.scores(tail.logits, target[None])
-        return safe_ratio(full - in_batches(trace, original.shape[axis], without), full)
+        return safe_ratio(full - trace.queue.joined(original.shape[axis], without), full)
 
     return weighted_sum(_by_image(trace, drops), trace.activation)
 
@@ -307,7 +307,7 @@ def reciprocam(trace: Trace, *, mask: str = "gaussian") -> Tensor:
             logits = tail(tail.layout.put_back(grid * masks[start:stop, None], tokens))
             return trace.model.measured(logits, target.expand(stop - start))
 
-        return in_batches(trace, height * width, masked).view(height, width)
+        return trace.queue.joined(height * width, masked).view(height, width)
 
     return _by_image(trace, probabilities)
 

@@ -44,7 +44,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from heatproof.errors import InputError, ModelError
 from heatproof.explain import method
-from heatproof.explain.baselines import STARTS, baseline_images, in_batches
+from heatproof.explain.baselines import STARTS, baseline_images
 from heatproof.explain.gradients import over_channels, working_images
 from heatproof.models.capture import replace_first
 from heatproof.models.layers import Layout, first_tensor, layout_of
@@ -101,7 +101,7 @@ def own_gradient(
             (gradient,) = torch.autograd.grad(score, inputs)
         return at_least_float(gradient[:count])
 
-    return in_batches(trace, len(images), work)
+    return trace.queue.joined(len(images), work)
 
 
 def without_attention(name: str, trace: Trace, instead: str, *functions: str) -> dict[str, Rule]:
@@ -536,7 +536,7 @@ def rollout(trace: Trace) -> Tensor:
         means = (at_least_float(weights).mean(1) for weights in recorder.of(inputs))
         return recorder.flow((mean / 2 for mean in means), 0.5, inputs)
 
-    return in_batches(trace, len(trace.images), work)
+    return trace.queue.joined(len(trace.images), work)
 
 
 @method("chefer")
@@ -562,7 +562,7 @@ def chefer(trace: Trace) -> Tensor:
         steps = (product.clamp(min=0).mean(1) for product in products)
         return recorder.flow(steps, 1.0, inputs)
 
-    return in_batches(trace, len(trace.images), work)
+    return trace.queue.joined(len(trace.images), work)
 
 
 @method("legrad")
@@ -593,7 +593,7 @@ def legrad(trace: Trace) -> Tensor:
         mean = torch.stack([at_least_float(g).clamp(min=0).mean((1, 2)) for g in gradients]).mean(0)
         return recorder.layout(gradients[0].mean(1), inputs).picture(mean[..., None])[:, 0]
 
-    return in_batches(trace, len(trace.images), work)
+    return trace.queue.joined(len(trace.images), work)
 
 
 class AttentionRecorder(Rules):

@@ -237,7 +237,8 @@ class Preprocess:
     def values(self, image: Seen) -> np.ndarray:
         """Array "c H W" or "c D H W" in [0, 1], after resize and centre crop."""
         if not isinstance(image, Raster):
-            return to_tensor(self.crop(image)).numpy()
+            pixels = np.asarray(self.crop(image), dtype=np.float32) / 255
+            return pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels[None]
         sides = self.fitted(image).axes(image.size)
         values = fractions(image, self.window)
         if len(values) not in (1, self.channels):
@@ -317,12 +318,6 @@ class Preprocess:
 
     def __call__(self, image: Seen) -> Tensor:
         return self.normalise(torch.from_numpy(self.values(image)))
-
-
-def to_tensor(image: Image.Image) -> Tensor:
-    """Tensor "c H W" in [0, 1]."""
-    array = np.asarray(image, dtype=np.float32) / 255
-    return torch.from_numpy(array if array.ndim == 3 else array[..., None]).permute(2, 0, 1)
 
 
 def fractions(image: Raster, window: Window) -> np.ndarray:

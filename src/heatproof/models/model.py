@@ -452,6 +452,12 @@ class Queue:
             if self.progress:
                 self.progress(inputs)
 
+    def joined(self, count: int, work: Callable[[int, int], Tensor], kind: str = "") -> Tensor:
+        """The results of work(start, stop) for all jobs, concatenated."""
+        results: list[Tensor] = []
+        self.each(count, work, results.append, kind)
+        return torch.cat(results)
+
     def _next(self, left: int, kind: str) -> int:
         """Size of the next batch. The last two share the remaining inputs: small batches are slow."""
         full = min(self.batch_size, self.fits.get((kind, self.image_size), self.batch_size))
@@ -462,7 +468,6 @@ class Queue:
         self, count: int, make: Callable[[int, int], Tensor], read: Callable[[Tensor, int, int], Tensor]
     ) -> Tensor:
         """Forward passes, inside `frozen_eval(...)`. make(start, stop) builds images, read reads logits."""
-        results: list[Tensor] = []
         job: Accelerator | None = None
         if self.chooses and count > self.batch_size:
             sample = make(0, min(count, SAMPLE))
@@ -477,8 +482,7 @@ class Queue:
             job = job or Accelerator(self.model).job(images, count)
             return read(job.logits(images), start, stop)
 
-        self.each(count, work, results.append, "forward")
-        return torch.cat(results)
+        return self.joined(count, work, "forward")
 
     def input_gradients(
         self,
