@@ -16,9 +16,9 @@ from PIL import Image
 
 from heatproof.cli import main as command_line
 from heatproof.cli._study import arguments
-from heatproof.cli.contrast import contrast_command
+from heatproof.cli.study import contrast_command
 from heatproof.studies.contrast.protocol import contrast_study, strip
-from heatproof.studies.contrast.settings import ContrastSettings
+from heatproof.studies.settings import ContrastSettings
 
 DOCS = Path(__file__).parent
 METHODS = ("gradcam", "integrated-gradients", "edges")

@@ -25,7 +25,7 @@ from heatproof.metrics import part_occlusion, structure
 from heatproof.models.checkpoints import load_checkpoint
 from heatproof.studies.qr import trainings
 from heatproof.studies.qr.protocol import CODE, ready
-from heatproof.studies.qr.settings import QrSettings
+from heatproof.studies.settings import QrSettings
 
 SEEDS, LAMBDAS, SURROGATES = (0, 1, 2), (0.25, 1.0), ("gradcam", "hirescam", "layercam")
 METHODS = ["gradcam", "hirescam", "layercam", "eigengradcam", "integrated-gradients(steps=16)", "random"]

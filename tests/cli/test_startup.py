@@ -48,8 +48,8 @@ images = {{kind = "folder", path = "{}"}}
 spec = "{}"
 {}
 """
-# Most commands need a fifth of the time that scipy.stats takes to import. Gate and verdict import it and need 1.2 times as much;
-# with torch it would be 3 times.
+# Most commands need a fifth of the time that scipy.stats takes to import. Gate and verdict import it and need
+# 1.2 times as much; with torch it would be 3 times.
 LARGEST_RATIO = 2.0
 
 

@@ -284,7 +284,10 @@ def test_a_demo_killed_while_the_twin_was_trained_goes_on(made: tuple[Path, str]
             with pytest.raises(KilledError):
                 cheating_twin(tmp_path, QUICK, 0, weights, on_progress)
         again = cheating_twin(tmp_path, QUICK, 0, weights, on_progress)
-    assert trained == [(which, i + 1) for which in "AB" for i in range(again.point.epochs)]
+    each_once = [(which, i + 1) for which in "AB" for i in range(again.point.epochs)]
+    assert trained[-len(each_once) :] == each_once
+    restarted = (tmp_path / FOLDER / "strength-100" / "restart-1").exists()  # on some CPUs, after a collapse
+    assert (len(trained) > len(each_once)) == restarted
     scores = Path(FOLDER, "strength-100", "scores.json")
     assert (tmp_path / scores).read_bytes() == (made[0] / scores).read_bytes()
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 from PIL import Image
 
-from heatproof.cli.qr import parse_versions, qr_group
+from heatproof.cli.qr import parse_versions, qr_command
 from heatproof.errors import HeatproofError
 from heatproof.images import make_qr, open_source
 from heatproof.images.codes import write_codes
@@ -23,7 +23,7 @@ SIDE = 64
 
 def make(out: Path, *options: str) -> Result:
     few = ("--positives", "3", "--negatives", "6", "--size", str(SIDE), "--seed", "2")
-    return CliRunner().invoke(qr_group, ["make", str(out), *few, *options], catch_exceptions=False)
+    return CliRunner().invoke(qr_command, ["make", str(out), *few, *options], catch_exceptions=False)
 
 
 def test_the_csv_source_reads_what_was_written(tmp_path: Path) -> None:

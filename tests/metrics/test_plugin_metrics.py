@@ -15,7 +15,7 @@ import torch
 from click.testing import CliRunner
 
 import heatproof as hp
-from heatproof.cli.listing import list_group
+from heatproof.cli.listing import list_command
 from heatproof.errors import InputError
 from heatproof.metrics.results import PerClass
 from heatproof.registry import Metric, metric, metrics
@@ -132,7 +132,7 @@ def test_a_plug_in_of_each_level_is_in_the_tables_the_report_the_verdict_and_the
     data = read_run(folder)
     verdict = judge(data)
     page = render(data, verdict, gallery(data, 2))
-    listed = CliRunner().invoke(list_group, ["metrics", "-v"]).output
+    listed = CliRunner().invoke(list_command, ["metrics", "-v"]).output
     for name in names:
         assert metrics.get(name).title in page and name in listed
         assert name.replace("_", "\\_") in table

@@ -16,8 +16,7 @@ from heatproof.errors import HeatproofError, InputError
 from heatproof.metrics.kit import BatchContext, CheckpointContext, ImagePool, PerImage
 from heatproof.metrics.on_parts import part_occlusion
 from heatproof.models.dense_heads import HEADS
-from heatproof.models.model import Model
-from heatproof.models.queue import bind_targets
+from heatproof.models.model import Model, bind_targets
 from heatproof.registry import explainers, metrics
 from heatproof.run.score import measure
 from heatproof.types import Batch, Truth

@@ -21,9 +21,9 @@ from heatproof.models.keras_graph import import_keras
 from heatproof.models.names import imagenet_classes, model_classes, placed_spec
 from heatproof.run.checks import check_study
 from heatproof.run.study import Checkpoint, ResolvedStudy, open_study, weights_hash
-from heatproof.studies.cose import CoseSettings, cose_study
+from heatproof.studies.cose.protocol import cose_study
 from heatproof.studies.localise.protocol import localise_study
-from heatproof.studies.localise.settings import LocaliseSettings
+from heatproof.studies.settings import CoseSettings, LocaliseSettings
 from tiny_study import make_study, write_study
 
 NAMED = """

@@ -13,8 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from heatproof.errors import InputError, MissingExtraError
-from heatproof.monitor import fastai as in_fastai
-from heatproof.monitor import monai as in_monai
+from heatproof.monitor import callbacks
 from heatproof.monitor.watch import Monitor
 
 pytestmark = pytest.mark.trains
@@ -50,18 +49,18 @@ def test_fastai() -> None:
         return net.state_dict(), len(learn.recorder.values)
 
     watching = monitor()
-    watched, _ = train(network(), in_fastai.HeatproofCallback(watching))
+    watched, _ = train(network(), callbacks.FastaiCallback(watching))
     assert [c.epoch for c in watching.trajectory] == [1, 2, 3]
     assert same(watched, train(network())[0])
 
     with pytest.raises(InputError, match="labels do not match"):
-        train(network(), in_fastai.HeatproofCallback(Monitor(data()[0], data()[1] + 1)))
+        train(network(), callbacks.FastaiCallback(Monitor(data()[0], data()[1] + 1)))
     stopping = monitor(layer="1", **STOPS)
-    _, epochs = train(blind(), in_fastai.HeatproofCallback(stopping), rate=0.0)
+    _, epochs = train(blind(), callbacks.FastaiCallback(stopping), rate=0.0)
     assert epochs == 2 and len(stopping.trajectory) == 2
 
     looking = monitor()
-    learn = learner(network(), in_fastai.HeatproofCallback(looking))
+    learn = learner(network(), callbacks.FastaiCallback(looking))
     with learn.no_logging():
         learn.get_preds()  # no training, and no step
     assert len(looking.trajectory) == 0
@@ -84,20 +83,20 @@ def test_monai() -> None:
         return net.state_dict(), trainer.state.epoch
 
     watching = monitor()
-    watched, _ = train(network(), in_monai.HeatproofHandler(watching))
+    watched, _ = train(network(), callbacks.MonaiHandler(watching))
     assert [c.epoch for c in watching.trajectory] == [1, 2, 3]
     assert same(watched, train(network())[0])
     with pytest.raises(InputError, match="labels do not match"):
-        train(network(), in_monai.HeatproofHandler(Monitor(data()[0], data()[1] + 1)))
-    assert train(blind(), in_monai.HeatproofHandler(monitor(layer="1", **STOPS)), rate=0.0)[1] == 2
+        train(network(), callbacks.MonaiHandler(Monitor(data()[0], data()[1] + 1)))
+    assert train(blind(), callbacks.MonaiHandler(monitor(layer="1", **STOPS)), rate=0.0)[1] == 2
 
     net, plain = network(), monitor()
     engine = ignite.Engine(lambda _engine, batch: net(batch[0]))
-    in_monai.HeatproofHandler(plain, model=lambda _: net).attach(engine)
+    callbacks.MonaiHandler(plain, model=lambda _: net).attach(engine)
     engine.run(seeded(), max_epochs=2)
     assert [c.epoch for c in plain.trajectory] == [1, 2]
     nameless = ignite.Engine(lambda _engine, batch: None)
-    in_monai.HeatproofHandler(monitor()).attach(nameless)
+    callbacks.MonaiHandler(monitor()).attach(nameless)
     with pytest.raises(InputError, match="no network of its own"):
         nameless.run(seeded(), max_epochs=1)
 
@@ -109,8 +108,8 @@ def test_a_library_that_is_missing_is_named_with_its_install_line(monkeypatch: A
         raise ModuleNotFoundError(f"No module named {name!r}", name=name.split(".")[0])
 
     monkeypatch.setattr(heatproof.errors.importlib, "import_module", absent)
-    monkeypatch.delattr(in_fastai, "HeatproofCallback", raising=False)
+    monkeypatch.delattr(callbacks, "FastaiCallback", raising=False)
     with pytest.raises(MissingExtraError, match=r"pip install 'heatproof\[fastai\]'"):
-        in_fastai.HeatproofCallback  # noqa: B018
+        callbacks.FastaiCallback  # noqa: B018
     with pytest.raises(MissingExtraError, match=r"pip install 'heatproof\[monai\]'"):
-        in_monai.HeatproofHandler(monitor())
+        callbacks.MonaiHandler(monitor())

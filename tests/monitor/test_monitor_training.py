@@ -13,9 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from heatproof.errors import InputError, MissingExtraError
-from heatproof.monitor import huggingface as in_huggingface
-from heatproof.monitor import keras as in_keras
-from heatproof.monitor import lightning as in_lightning
+from heatproof.monitor import callbacks
 from heatproof.monitor.watch import Monitor
 
 pytestmark = pytest.mark.trains
@@ -184,14 +182,14 @@ def test_lightning(tmp_path: Path) -> None:
 
     for precision in ("32-true", "bf16-mixed"):
         watching = monitor()
-        callback = in_lightning.HeatproofCallback(watching)
+        callback = callbacks.LightningCallback(watching)
         watched, _ = train(callbacks=[callback], precision=precision)
         assert [c.epoch for c in watching.trajectory] == [1, 2, 3]
         assert same(watched, train(precision=precision)[0])
 
     with pytest.raises(InputError, match="labels do not match"):
-        train(callbacks=[in_lightning.HeatproofCallback(Monitor(data()[0], data()[1] + 1))])
-    callback = in_lightning.HeatproofCallback(monitor(layer="1", **STOPS), model=lambda module: module.net)
+        train(callbacks=[callbacks.LightningCallback(Monitor(data()[0], data()[1] + 1))])
+    callback = callbacks.LightningCallback(monitor(layer="1", **STOPS), model=lambda module: module.net)
     assert train(blind(), callbacks=[callback])[1] == 2
 
 
@@ -244,19 +242,19 @@ def test_hugging_face(tmp_path: Path) -> None:
         return Monitor(images, labels, METHODS, batch_size=8, **options)
 
     watching = watcher()
-    watched, _ = train(in_huggingface.HeatproofCallback(watching))
+    watched, _ = train(callbacks.HuggingFaceCallback(watching))
     assert [c.epoch for c in watching.trajectory] == [1, 2, 3]
     assert same(watched, train()[0])
 
     evaluating = watcher()
     options: Any = {"eval_strategy": "steps", "eval_steps": 4}
-    train(in_huggingface.HeatproofCallback(evaluating, at="evaluate"), **options)
+    train(callbacks.HuggingFaceCallback(evaluating, at="evaluate"), **options)
     assert [c.epoch for c in evaluating.trajectory] == [4, 8, 9]
 
     stopping = monitor(layer="net.1", **STOPS)
-    assert train(in_huggingface.HeatproofCallback(stopping), net=Plain())[1] == 2
+    assert train(callbacks.HuggingFaceCallback(stopping), net=Plain())[1] == 2
     with pytest.raises(InputError, match="at is"):
-        in_huggingface.HeatproofCallback(stopping, at="batch")
+        callbacks.HuggingFaceCallback(stopping, at="batch")
 
 
 def test_keras() -> None:
@@ -288,7 +286,7 @@ def test_keras() -> None:
         return [v.value.detach().numpy().copy() for v in variables]
 
     watching = monitor(methods=("gradcam", "layercam"))
-    watched = train(in_keras.HeatproofCallback(watching))
+    watched = train(callbacks.KerasCallback(watching))
     assert [c.epoch for c in watching.trajectory] == [1, 2, 3]
     for ours, theirs in zip(watched, train(), strict=True):
         np.testing.assert_array_equal(ours, theirs)
@@ -304,7 +302,7 @@ def test_keras() -> None:
     head = np.array(BLIND["head"], dtype=np.float32)
     blinded.set_weights([np.full((1, 1, 3, 2), BLIND["features"], np.float32), head, np.zeros(2, np.float32)])
     blinded.compile(keras.optimizers.SGD(0.0), "sparse_categorical_crossentropy")
-    callback = in_keras.HeatproofCallback(monitor(layer="features", **STOPS))
+    callback = callbacks.KerasCallback(monitor(layer="features", **STOPS))
     history = blinded.fit(rows, labels.numpy(), epochs=EPOCHS, verbose=0, callbacks=[callback])
     assert len(history.epoch) == 2
 
@@ -316,9 +314,9 @@ def test_a_library_that_is_missing_is_named_with_its_install_line(monkeypatch: A
         raise ModuleNotFoundError(f"No module named {name!r}", name=name.split(".")[0])
 
     monkeypatch.setattr(heatproof.errors.importlib, "import_module", absent)
-    for module, extra in ((in_lightning, "lightning"), (in_huggingface, "hf"), (in_keras, "keras")):
-        monkeypatch.delattr(module, "HeatproofCallback", raising=False)  # where an earlier test made it
+    for name, extra in (("Lightning", "lightning"), ("HuggingFace", "hf"), ("Keras", "keras")):
+        monkeypatch.delattr(callbacks, f"{name}Callback", raising=False)  # where an earlier test made it
         with pytest.raises(MissingExtraError, match=rf"pip install 'heatproof\[{extra}\]'"):
-            module.HeatproofCallback  # noqa: B018
+            getattr(callbacks, f"{name}Callback")
     with pytest.raises(AttributeError):
-        in_keras.Callback  # noqa: B018
+        callbacks.Callback  # noqa: B018

@@ -11,9 +11,9 @@ from jinja2 import DictLoader
 
 from heatproof.errors import InputError
 from heatproof.report.figures import Line, Panel, lines
-from heatproof.report.markdown_report import MarkdownReport
 from heatproof.report.pieces import TEMPLATES
 from heatproof.report.tables import Column, Table, Value
+from heatproof.studies.common import write_page
 
 NAN = float("nan")
 
@@ -74,7 +74,7 @@ def template(monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_a_report_writes_one_page_and_its_files(tmp_path: Path, template: str) -> None:
     line = lines([[Panel([Line([0, 1], [0, 1])])]], 4, 3)
-    text = MarkdownReport(tmp_path).write(template, [table(), None], {"line": line}).read_text()
+    text = write_page(tmp_path, template, [table(), None], {"line": line}).page.read_text()
     assert text.index("It went well.") < text.index("Some scores") < text.index("figures/line.png")
     written = {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()}
     assert written == {
@@ -86,7 +86,7 @@ def test_a_report_writes_one_page_and_its_files(tmp_path: Path, template: str) -
 def test_the_same_figure_is_the_same_file(tmp_path: Path, template: str) -> None:
     for name in ("a", "b"):
         line = lines([[Panel([Line([0, 1], [1, 0], "falls")])]], 4, 3)
-        MarkdownReport(tmp_path / name).write(template, [], {"line": line})
+        write_page(tmp_path / name, template, [], {"line": line})
     for suffix in ("svg", "pdf", "png"):
         first, second = ((tmp_path / n / "figures" / f"line.{suffix}").read_bytes() for n in "ab")
         assert first == second, suffix

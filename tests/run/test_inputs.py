@@ -22,7 +22,7 @@ from heatproof.models.capture import refusal_in_a_sentence
 from heatproof.models.model import Model
 from heatproof.run.checks import input_warnings
 from heatproof.studies.audit.planner import inspect
-from heatproof.studies.audit.score import plan_score
+from heatproof.studies.audit.protocol import plan_score
 from heatproof.studies.audit.settings import AuditSettings, ScoreSettings, study_tables
 from heatproof.studies.settings import PreprocessSettings
 

@@ -93,7 +93,7 @@ def test_a_long_unit_prints_progress_in_a_pipe(tmp_path: Path) -> None:
     study = make_study(tmp_path, methods=["rise(masks=400)"], metrics=[], checkpoints="epochs/epoch01.pt")
     soon = (
         "from heatproof.run import progress\nprogress.SECONDS_TO_FIRST_LINE = 0.1\n"
-        "progress.SECONDS_BETWEEN_LINES = 0.1\nimport time\nfrom heatproof.models.queue import Queue\n"
+        "progress.SECONDS_BETWEEN_LINES = 0.1\nimport time\nfrom heatproof.models.model import Queue\n"
         "each = Queue.each\ndef slow(self, count, work, done, *more):\n"
         "    each(self, count, lambda a, b: (time.sleep(0.0005 * (b - a)), work(a, b))[1], done, *more)\n"
         "Queue.each = slow\n"

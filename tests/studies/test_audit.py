@@ -28,7 +28,6 @@ from heatproof.run.progress import Progress
 from heatproof.run.study import ResolvedStudy, open_study
 from heatproof.store import RunFolder
 from heatproof.studies.audit import planner, protocol
-from heatproof.studies.audit.memory_images import write_images
 from heatproof.studies.audit.planner import (
     CORE,
     FIRST,
@@ -40,7 +39,7 @@ from heatproof.studies.audit.planner import (
     MetricGroup,
     Selection,
 )
-from heatproof.studies.audit.protocol import AuditScheduler, plan_audit, run_audit
+from heatproof.studies.audit.protocol import AuditScheduler, plan_audit, run_audit, write_images
 from heatproof.studies.audit.settings import AuditSettings, EvidenceSettings
 from tiny_study import fingerprint, make_study
 

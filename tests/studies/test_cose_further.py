@@ -21,9 +21,9 @@ from heatproof.metrics.agreement import REASONS, ssim
 from heatproof.metrics.stability import alike
 from heatproof.models import Model
 from heatproof.store import RunFolder
-from heatproof.studies.cose import CoseSettings, cose_study
-from heatproof.studies.cose.protocol import as_the_authors
+from heatproof.studies.cose.protocol import as_the_authors, cose_study
 from heatproof.studies.cose.results import TABLES, pick, table_content
+from heatproof.studies.settings import CoseSettings
 from heatproof.train import Data, Phase, Recipe, fit
 from tiny_study import make_study
 

@@ -26,8 +26,9 @@ from heatproof.metrics.stability import alike, comparable
 from heatproof.models import Model
 from heatproof.models.heads import Multilabel
 from heatproof.store import RunFolder
-from heatproof.studies.cose import CoseSettings, cose_study
+from heatproof.studies.cose.protocol import cose_study
 from heatproof.studies.cose.results import maps_of, paired_families, significance
+from heatproof.studies.settings import CoseSettings
 from heatproof.types import Maps
 from tiny_study import make_study
 

@@ -17,7 +17,7 @@ from heatproof.cli import main
 from heatproof.errors import InputError
 from heatproof.metrics.classifier import auc, auc_errors
 from heatproof.report.tables import Table, number
-from heatproof.studies.cscore import CscoreSettings, networks_study
+from heatproof.studies.cscore.protocol import networks_study
 from heatproof.studies.cscore.results import (
     CHOICE,
     RECOMMENDED,
@@ -32,6 +32,7 @@ from heatproof.studies.cscore.results import (
 from heatproof.studies.cscore.results import (
     TABLES as CSCORE_TABLES,
 )
+from heatproof.studies.settings import CscoreSettings
 from heatproof.train.recipe import Epoch, History
 from heatproof.verdict.trajectory import CheckpointState, Trajectory, auc_difference
 from published_training import TABLES

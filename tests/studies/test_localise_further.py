@@ -19,7 +19,7 @@ from heatproof.report import figures
 from heatproof.studies.localise.images import AMBIGUOUS, GROUPS, class_groups, excluded
 from heatproof.studies.localise.protocol import _config, localise_study
 from heatproof.studies.localise.results import crossing, swept_methods
-from heatproof.studies.localise.settings import FlagThresholds, counts
+from heatproof.studies.settings import FlagThresholds, whole_numbers
 
 NAMES = [f"class {k}" for k in range(1000)]
 
@@ -146,9 +146,9 @@ def test_the_thesis_stretches_pictures(place: Path) -> None:
 
 
 def test_bad_counts_raise_a_clear_error() -> None:
-    assert counts("30, 100") == (30, 100)
-    with pytest.raises(InputError, match=r"'30,many' is no list of whole numbers such as 30,100,200,300"):
-        counts("30,many")
+    assert whole_numbers("30, 100") == (30, 100)
+    with pytest.raises(InputError, match=r"the numbers are whole, such as 1,5,10; got '30,many'"):
+        whole_numbers("30,many")
 
 
 def test_last_conv_is_the_last_convolution() -> None:

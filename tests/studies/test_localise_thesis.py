@@ -18,12 +18,11 @@ import heatproof as hp
 from heatproof.errors import InputError
 from heatproof.metrics.interventions import ALIKE, similarities
 from heatproof.report import figures
-from heatproof.studies.localise.cues import cue_table, read_cues
-from heatproof.studies.localise.images import GROUPS, class_groups
+from heatproof.studies.localise.images import GROUPS, class_groups, cue_rows, read_cues
 from heatproof.studies.localise.panels import most_certain
 from heatproof.studies.localise.protocol import localise_study
-from heatproof.studies.localise.results import LocaliseResults, centre_table, read_scores
-from heatproof.studies.localise.settings import LocaliseSettings
+from heatproof.studies.localise.results import LocaliseResults, centre_rows, read_scores
+from heatproof.studies.settings import LocaliseSettings
 
 LIME = "lime(samples=60, segment_count=16)"
 
@@ -216,7 +215,7 @@ def test_shape_or_texture(finished: Any, place: Path, model: hp.Model) -> None:
     images = read_cues(
         place / "cues" / "grouped.csv", ("red", "green", "blue"), {"warm": {0}, "cold": {1, 2}}
     )
-    assert cue_table(model, images).rows[0][2:5] == (0, 1, 0)
+    assert cue_rows(model, images)[0][2:5] == (0, 1, 0)
 
 
 def test_a_correct_image_stands_beside_a_confused_one(place: Path, scored: LocaliseResults) -> None:
@@ -231,7 +230,7 @@ def test_centre_bias_is_averaged_where_both_are_defined() -> None:
     """A box outside the crop, or one that fills it, has no centre bias."""
     columns = {"a": 0.5, "b": 0.1, "c": math.nan, "d": 0.9}
     results = LocaliseResults("own", ("m",), (), 0.2, ("", ""), values={("m", "centre_bias"): columns})
-    ((_, maps, objects, apart, _),) = centre_table(results, {"a": 0.2, "b": math.nan, "c": 0.3}).rows
+    ((_, maps, objects, apart, _),) = centre_rows(results, {"a": 0.2, "b": math.nan, "c": 0.3})
     assert (maps.value, objects.value, apart.value) == pytest.approx((0.5, 0.2, 0.3))
     assert maps.n == objects.n == 1
 

@@ -27,10 +27,9 @@ from heatproof.metrics.stability import checkpoint_pairs, comparable, cose_map
 from heatproof.models import Model, load_model
 from heatproof.registry import Explainer, explainers
 from heatproof.store import RunFolder
-from heatproof.studies.cose import CoseResult, CoseSettings, cose_study
-from heatproof.studies.cose.protocol import input_pairs
+from heatproof.studies.cose.protocol import CoseResult, cose_study, input_pairs
 from heatproof.studies.cose.results import TABLES
-from heatproof.studies.cose.settings import PAPER_METHODS
+from heatproof.studies.settings import COSE_METHODS, CoseSettings
 from heatproof.types import Maps, Signed, Trace
 from tiny_study import make_study
 
@@ -345,17 +344,19 @@ def test_only_images_the_final_model_gets_right(study: CoseSettings, tmp_path: P
 def test_a_transformer_goes_the_same_way(tmp_path: Path) -> None:
     timm = pytest.importorskip("timm")
     torch.manual_seed(0)
-    options = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2}
-    net = timm.create_model("vit_tiny_patch16_224", num_classes=3, **options)
+    options = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2, "num_classes": 3}
+    net = timm.create_model("vit_tiny_patch16_224", **options)
     torch.save(net.state_dict(), tmp_path / "vit.pt")
+    made = f"timm.create_model('vit_tiny_patch16_224', **{options})"
+    (tmp_path / "vit.py").write_text(f"import timm\n\n\ndef make():\n    return {made}\n")
     for i in range(2):
         pixels = np.random.default_rng(i).integers(0, 256, (40, 40, 3), dtype=np.uint8)
         (tmp_path / "pictures").mkdir(exist_ok=True)
         Image.fromarray(pixels).save(tmp_path / "pictures" / f"{i}.png")
     settings = CoseSettings(
-        model="timm:vit_tiny_patch16_224", images=tmp_path / "pictures", checkpoints=(tmp_path / "vit.pt",),
-        methods=("gradcam", "smoothgrad(samples=2)"), draws=1, num_classes=3, device="cpu",
-        model_options=options, figures=False,
+        model=f"{tmp_path / 'vit.py'}:make", images=tmp_path / "pictures",
+        checkpoints=(tmp_path / "vit.pt",), methods=("gradcam", "smoothgrad(samples=2)"), draws=1,
+        device="cpu", figures=False,
     )  # fmt: skip
     results = run(settings, tmp_path / "out").results
     assert results.family == "transformer" and results.images == 2
@@ -381,7 +382,7 @@ def test_the_command_and_its_file(study: CoseSettings, tmp_path: Path) -> None:
 
 def test_the_published_values_are_the_papers(papers: dict[str, Any]) -> None:
     golden = papers["cose"]
-    assert len(PAPER_METHODS) == len(golden["methods"])
+    assert len(COSE_METHODS) == len(golden["methods"])
     for name, row in TABLES.content["table1"]["published"].items():
         rows = [values for _, model, values in golden["rows"] if model == name] or [golden["overall_pub"]]
         assert row == pytest.approx(np.mean(rows, axis=0), abs=0.0051)

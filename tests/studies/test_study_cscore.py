@@ -19,9 +19,10 @@ from heatproof.images import Preprocess, Source
 from heatproof.metrics.results import PerClass
 from heatproof.report.tables import Value
 from heatproof.store import RunFolder
-from heatproof.studies.cscore import CscoreSettings, compare, cscore_study, protocol
-from heatproof.studies.cscore.protocol import check
+from heatproof.studies.cscore import protocol
+from heatproof.studies.cscore.protocol import check, compare, cscore_study
 from heatproof.studies.cscore.results import candidates, recommend
+from heatproof.studies.settings import CscoreSettings
 from heatproof.train import read_data
 from heatproof.verdict.trajectory import CheckpointState, ClassState, Trajectory
 

@@ -33,7 +33,7 @@ from heatproof.studies.localise.images import sift
 from heatproof.studies.localise.panels import pick_cases, pick_confused
 from heatproof.studies.localise.protocol import localise_study
 from heatproof.studies.localise.results import LocaliseResults, macro_value, read_scores
-from heatproof.studies.localise.settings import BASELINES, FLOORS, FlagThresholds, LocaliseSettings
+from heatproof.studies.settings import BASELINES, LOCALISE_FLOORS, FlagThresholds, LocaliseSettings
 from heatproof.types import Maps
 from tiny_study import make_study
 
@@ -182,7 +182,7 @@ def test_faithfulness_and_recall_equal_the_library(
 def test_floors_stand_beside_the_methods_and_do_not_compete(finished: Any) -> None:
     table = finished[1].book.tables["localisation"]
     names = [row[0] for row in table.rows]
-    assert names == ["gradcam", TINY, *FLOORS, "Grad-CAM (thesis)", "LIME (thesis)"]
+    assert names == ["gradcam", TINY, *LOCALISE_FLOORS, "Grad-CAM (thesis)", "LIME (thesis)"]
     assert {i for i, _ in table.marks()} <= {0, 1}
 
 
@@ -323,7 +323,7 @@ def test_flags_are_raised_where_the_rule_says(
 def test_thresholds_are_settings() -> None:
     loose = FlagThresholds(low_insertion=0.1, confident=0.95, overlap=0.5)
     assert not rules.raise_flags(one_image(insertion=0.2, guess=1), {"a": 0.51}, loose)
-    assert "below 0.1" in results.flag_count_table([], one_image(), loose).markdown()
+    assert "below 0.1" in results.flag_rows([], one_image(), loose)[0][3]
 
 
 def test_overlap_equals_sets_of_pixels() -> None:
@@ -419,13 +419,9 @@ def test_the_report_is_rebuilt_without_a_model(
 ) -> None:
     monkeypatch.setattr(hp.Model, "forward", lambda *_: pytest.fail("the model was asked"))
     flags = rules.find_flags(scored, RunFolder.open(finished[0].out / "run"), finished[0].thresholds)
-    tables = [
-        *results.report_tables(scored, {}),
-        results.flag_count_table(flags, scored, finished[0].thresholds),
-    ]
-    assert {table.name: table.csv() for table in tables if table} == {
-        name: table.csv() for name, table in finished[1].book.tables.items() if name != "centre"
-    }  # the centre of objects is read from their images
+    make = results.TABLES.page(**results.table_content(scored, {}, flags, finished[0].thresholds))
+    written = {name: of.csv() for name, of in finished[1].book.tables.items() if name != "centre"}
+    assert {name: make(name).csv() for name in written} == written  # objects' centres need their images
     assert set(results.report_figures(scored)) == set(finished[1].book.figures)
 
 
@@ -559,7 +555,7 @@ def test_command_from_an_empty_directory(
     assert "Localisation" in result.output and "gradcam" in result.output
     assert (tmp_path / "empty/here/summary.md").exists() and not (tmp_path / "of-the-file").exists()
     scored = read_scores(RunFolder.open("here/run"), 0.2)
-    assert len(scored.images) == 4 and set(FLOORS) < set(scored.methods)
+    assert len(scored.images) == 4 and set(LOCALISE_FLOORS) < set(scored.methods)
     lacking = CliRunner().invoke(localise_command, [])
     assert isinstance(lacking.exception, InputError) and "--model is missing" in str(lacking.exception)
     assert "Three control maps" in CliRunner().invoke(localise_command, ["--help"]).output

@@ -47,6 +47,7 @@ SECTIONS = {
 }
 MODULES = {  # of commands that share a module or have another name than it
     "list": "listing", "init": "run", "score": "audit", "evidence": "audit",
+    "contrast": "study:placed_contrast",
     **dict.fromkeys(("verdict", "report", "compare", "serve", "sql", "export", "gate", "verify"), "read"),
 }  # fmt: skip
 PROTOCOLS = {
@@ -61,7 +62,8 @@ PROTOCOLS = {
 class LateGroup(click.Group):
     """A group of commands that are imported when they are called; its help imports none of them.
 
-    sections: a line about each command, by heading and name. renamed: commands in a module of another name.
+    sections: a line about each command, by heading and name. renamed: commands in a module of another name,
+    with their name in it after a colon if it differs.
     """
 
     def __init__(
@@ -81,10 +83,9 @@ class LateGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in self.commands or cmd_name not in self.list_commands(ctx):
             return super().get_command(ctx, cmd_name)
-        module = importlib.import_module(f"heatproof.cli.{self.renamed.get(cmd_name, cmd_name)}")
-        command: click.Command = getattr(module, f"{cmd_name}_command", None) or getattr(
-            module, f"{cmd_name}_group"
-        )
+        module, _, name = self.renamed.get(cmd_name, cmd_name).partition(":")
+        imported = importlib.import_module(f"heatproof.cli.{module}")
+        command: click.Command = getattr(imported, f"{name or cmd_name}_command")
         return command
 
     def resolve_command(

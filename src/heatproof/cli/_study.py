@@ -192,7 +192,7 @@ def arguments(settings: type, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def study_help(study: str) -> str:
     """The help text of a study's command, with \\b before paragraphs that are not wrapped."""
-    text = files(f"heatproof.studies.{study}").joinpath("help.txt").read_text(encoding="utf-8")
+    text = files("heatproof.studies").joinpath(study, "help.txt").read_text(encoding="utf-8")
     return text.replace("\\b\n", "\b\n")
 
 

@@ -141,8 +141,7 @@ def evidence_command(ctx: click.Context, given: dict[str, Any], show: bool | Non
     """
     settings = EvidenceSettings(**given)
     check_input(settings)
-    from heatproof.studies.audit.protocol import run_audit
-    from heatproof.studies.audit.score import plan_evidence
+    from heatproof.studies.audit.protocol import plan_evidence, run_audit
 
     plan = plan_evidence(settings, say)
     for note in plan.notes:
@@ -212,8 +211,7 @@ def score_command(ctx: click.Context, given: dict[str, Any]) -> None:
     """
     settings = ScoreSettings(**given)
     check_input(settings)
-    from heatproof.studies.audit.protocol import run_audit
-    from heatproof.studies.audit.score import FLOORS, means, plan_score
+    from heatproof.studies.audit.protocol import FLOORS, means, plan_score, run_audit
 
     plan = plan_score(settings, say)
     for note in plan.notes:

@@ -21,7 +21,7 @@ VERDICT = {  # by a metric's question, and whether it votes
 
 
 @click.group("list")
-def list_group() -> None:
+def list_command() -> None:
     """List methods, metrics, or the layers of a network.
 
     \b
@@ -33,7 +33,7 @@ def list_group() -> None:
     """
 
 
-@list_group.command("methods")
+@list_command.command("methods")
 @click.option("--verbose", "-v", is_flag=True, help="Also options, conventions and citation.")
 def list_methods(verbose: bool) -> None:
     """List the explanation methods with summary, cost and source.
@@ -55,12 +55,12 @@ def list_methods(verbose: bool) -> None:
     console.print(
         'Options go in brackets: --methods "lime(samples=200)". All of them: heatproof list methods -v'
     )
-    from heatproof.explain.providers import all_providers  # which imports torch
+    from heatproof.explain.providers import PACKAGES, is_installed, offered  # which imports torch
 
     others = []
-    for package in all_providers().values():
-        there = "yes" if package.installed else f"no: pip install {package.install or package.prefix}"
-        others.append((f"{package.prefix}:NAME", there, ", ".join(package.offers)))
+    for prefix in PACKAGES:
+        there = "yes" if is_installed(prefix) else f"no: pip install {prefix}"
+        others.append((f"{prefix}:NAME", there, ", ".join(offered(prefix))))
     show_table("methods of other packages", ("write", "installed", "names"), others)
     console.print(
         "Your own: FILE.py:FUNCTION, a function (model, images, targets) -> maps; files:FOLDER, stored maps"
@@ -95,7 +95,7 @@ def cost(entry: Explainer) -> str:
     return "shared pass" if entry.needs else "no pass"
 
 
-@list_group.command("metrics")
+@list_command.command("metrics")
 @click.option("--verbose", "-v", is_flag=True, help="Also bounds, level, needs and citation.")
 def list_metrics(verbose: bool) -> None:
     """List the metrics with summary, better direction, and whether a run computes them.
@@ -148,7 +148,7 @@ def page(name: str, facts: dict[str, str]) -> str:
     return "\n".join([name, *(f"  {fact + ':':<15} {text}" for fact, text in facts.items() if text), ""])
 
 
-@list_group.command("layers")
+@list_command.command("layers")
 @click.argument("model")
 @click.option("--image-size", type=click.IntRange(8), help="Side of the image; the model's own by default.")
 def list_layers(model: str, image_size: int | None) -> None:
@@ -168,7 +168,7 @@ def list_layers(model: str, image_size: int | None) -> None:
     import torch
 
     from heatproof.models.capture import capture
-    from heatproof.models.layers import picture_layers, why
+    from heatproof.models.layers import picture_layers
     from heatproof.models.load import load_model
     from heatproof.models.running import frozen_eval
 
@@ -185,6 +185,6 @@ def list_layers(model: str, image_size: int | None) -> None:
     for name, layout, channels in picture_layers(loaded, blank):
         text, note = name, ""
         if default is not None and name == default.partition("+")[0]:
-            text, note = default, f"default: {why(loaded, default)}"
+            text, note = default, "default"
         table.add_row(text, "x".join(map(str, layout.grid)), str(channels), note)
     console.print(table)

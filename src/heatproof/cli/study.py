@@ -1,22 +1,26 @@
-"""heatproof study cscore, cose, qr, localise, contrast; help.txt beside the settings is the help."""
+"""heatproof study and heatproof contrast; the help of a command is the file help.txt of its study."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
 from heatproof.cli._console import PATH, broken_table, console, errors, new_table, say, steps
-from heatproof.cli._study import StudyCommand, finish_study, study_help, terminal_table
-from heatproof.cli.contrast import run_contrast
+from heatproof.cli._study import PlacedCommand, StudyCommand, finish_study, study_help, terminal_table
 from heatproof.errors import InputError
 from heatproof.run.progress import Progress
-from heatproof.studies.contrast.settings import ContrastSettings
-from heatproof.studies.cose.settings import CoseSettings
-from heatproof.studies.cscore.settings import CscoreSettings
-from heatproof.studies.localise.settings import LocaliseSettings
-from heatproof.studies.qr.settings import FULL, QrSettings
+from heatproof.studies.settings import (
+    QR_FULL,
+    ContrastSettings,
+    CoseSettings,
+    CscoreSettings,
+    LocaliseSettings,
+    QrSettings,
+)  # fmt: skip
 
 MAX_ASIDE = 10
 PRINTED = ("table-2", "table-3", "table-4", "table-5", "table-6")
@@ -29,6 +33,24 @@ REFERENCE = click.Option(
 )  # fmt: skip
 
 
+@contextmanager
+def training_progress(epochs: int, last_only: bool = False) -> Iterator[Callable[[str, Any], None]]:
+    """A bar for all trainings of a study; the callback takes a training's name and state.
+
+    last_only: print only the last epoch of each training.
+    """
+    with steps("training", epochs) as bar:
+
+        def show(name: str, state: Any) -> None:
+            bar.now(f"{name}, epoch {state.epoch}, batch {state.batch} of {state.batches}")
+            if (epoch := state.result) is not None:
+                scores = f"loss {epoch.loss:.3f}, accuracy {epoch.accuracy:.3f}, AUC {epoch.auc:.3f}"
+                text = f"{name}, epoch {epoch.epoch}, {epoch.phase}: {scores}"
+                bar.done(None if last_only and epoch.epoch < state.epochs else text)
+
+        yield show
+
+
 @click.command("contrast", cls=StudyCommand, settings=ContrastSettings)
 @click.pass_context
 def contrast_command(ctx: click.Context, given: dict[str, Any]) -> None:
@@ -39,14 +61,53 @@ def contrast_command(ctx: click.Context, given: dict[str, Any]) -> None:
       heatproof study contrast examples/contrast.toml
       heatproof study contrast --model net.py:make --images pictures --strength 1,0.5
     """
-    run_contrast(ctx, given)
+    _run_contrast(ctx, given)
+
+
+@click.command("contrast", cls=PlacedCommand, settings=ContrastSettings, help=study_help("contrast"))
+@click.pass_context
+def placed_contrast_command(ctx: click.Context, given: dict[str, Any]) -> None:
+    """Which heatmaps show planted evidence."""
+    _run_contrast(ctx, given)
+
+
+def _run_contrast(ctx: click.Context, given: dict[str, Any]) -> None:
+    """Run the contrast test and print its answers."""
+    settings = ContrastSettings(**given)  # before torch is imported
+    from heatproof.studies.contrast.protocol import contrast_study
+
+    with steps("training", 2 * len(settings.strength)) as bar:
+        trained: list[tuple[float, str]] = []
+
+        def training_done(strength: float, which: str) -> None:
+            bar.done(f"{which} with the token in {strength:.0%} of the positives")
+
+        def on_progress(strength: float, which: str, state: Any) -> None:
+            if which not in ("A", "B"):
+                return bar.inputs(state)
+            if (strength, which) not in trained:
+                if trained:
+                    training_done(*trained[-1])
+                trained.append((strength, which))
+            return bar.now(f"{which}, {strength:.0%}, epoch {state.epoch} of at most {state.epochs}")
+
+        outcome = contrast_study(settings, on_progress, say)
+        if trained:
+            training_done(*trained[-1])
+    for failure in outcome.result.failures[:10]:
+        errors.print(f"not used: {failure.id}: {failure.reason}", soft_wrap=True)
+    for point in outcome.result.points:
+        say(f"{point.strength:.0%}: {point.planting.sentence}")
+    if outcome.table.rows:
+        console.print(terminal_table(outcome.table))
+    finish_study(ctx, outcome.page, failed=not outcome.table.rows)
 
 
 @click.command("cose", cls=StudyCommand, settings=CoseSettings, help=study_help("cose"))
 @click.pass_context
 def cose_command(ctx: click.Context, given: dict[str, Any]) -> None:
     """Consistency and sensitivity of maps."""
-    from heatproof.studies.cose import cose_study
+    from heatproof.studies.cose.protocol import cose_study
 
     result = cose_study(CoseSettings(**given), Progress(console))
     console.print(terminal_table(result.book.tables["cose"]))
@@ -80,15 +141,8 @@ def qr_command(ctx: click.Context, full: bool, given: dict[str, Any]) -> None:
     from heatproof.studies.qr.protocol import qr_study
     from heatproof.studies.qr.trainings import total_epochs
 
-    settings = QrSettings(**(FULL if full else {}) | given)
-    with steps("training", total_epochs(settings)) as bar:
-
-        def show(name: str, state: Any) -> None:
-            bar.now(f"{name}, epoch {state.epoch}, batch {state.batch} of {state.batches}")
-            if (epoch := state.result) is not None:
-                text = f"{name}: loss {epoch.loss:.3f}, accuracy {epoch.accuracy:.3f}, AUC {epoch.auc:.3f}"
-                bar.done(text if epoch.epoch == state.epochs else None)
-
+    settings = QrSettings(**(QR_FULL if full else {}) | given)
+    with training_progress(total_epochs(settings), last_only=True) as show:
         outcome = qr_study(settings, Progress(console), show)
     made = outcome.book.tables
     for name in PRINTED:
@@ -106,29 +160,21 @@ def cscore_command(
     ctx: click.Context, words: tuple[str, ...], reference: Path | None, given: dict[str, Any]
 ) -> None:
     """Consistency of the maps of a class over training."""
-    from heatproof.studies import cscore
+    from heatproof.studies.cscore import protocol
 
     settings = CscoreSettings(**_with_words(given, words))
     if reference is not None:
         if len(settings.checkpoints) != 1:
             raise InputError("--reference compares one weight file: name it with --checkpoints FILE")
         images, weights = next(iter(settings.images), None), Path(settings.checkpoints[0])
-        outcome = cscore.compare(reference, weights, settings.out, images, Progress(console))
+        outcome = protocol.compare(reference, weights, settings.out, images, Progress(console))
         worse = f"worse: {len(outcome.fell)} scores fell, {len(outcome.alarms)} alarms; "
         failed = bool(outcome.fell or outcome.alarms)
         before = worse if failed else "no worse; "
         return finish_study(ctx, outcome.page, failed, before, tables=outcome.book.tables.values())
     several = bool(settings.networks or settings.beside or settings.seeds)
-    study = cscore.networks_study if several else cscore.cscore_study
-    with steps("training", settings.last_epoch * len(settings.runs)) as bar:
-
-        def show(name: str, state: Any) -> None:
-            prefix = f"{name}, " * several
-            bar.now(f"{prefix}epoch {state.epoch}, batch {state.batch} of {state.batches}")
-            if (epoch := state.result) is not None:
-                scores = f"loss {epoch.loss:.3f}, accuracy {epoch.accuracy:.3f}, AUC {epoch.auc:.3f}"
-                bar.done(f"{prefix}epoch {epoch.epoch}, {epoch.phase}: {scores}")
-
+    study = protocol.networks_study if several else protocol.cscore_study
+    with training_progress(settings.last_epoch * len(settings.runs)) as show:
         outcome = study(settings, Progress(console), show)
     tables = outcome.book.tables
     alarms = "" if several else f"{len(tables['alarms'].rows) if 'alarms' in tables else 0} alarms; "

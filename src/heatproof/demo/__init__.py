@@ -25,8 +25,9 @@ from heatproof.demo.story import story
 from heatproof.report.page import write_page
 from heatproof.run.progress import Progress
 from heatproof.run.worker import fixed_threads
-from heatproof.studies import cose
 from heatproof.studies.common import named_run
+from heatproof.studies.cose.protocol import cose_study
+from heatproof.studies.settings import CoseSettings
 from heatproof.train import Epoch, TrainProgress
 from heatproof.verdict.answers import Verdict
 from heatproof.verdict.data import RunData, read_run
@@ -128,13 +129,13 @@ def run(
         }  # fmt: skip
         say(f"COSE: {sizes.cose_images} images under 13 transforms, and over the checkpoints")
         progress = SilentProgress(console)
-        asked = cose.CoseSettings(
+        asked = CoseSettings(
             model=f"{out / 'network.py'}:build", images=out / "pictures" / "manifest.csv", kind="csv",
             checkpoints=tuple(out / path for path in weights[HEALTHY]), methods=(*networks.LIGHT, "edges"),
             draws=sizes.cose_draws, limit=sizes.cose_images, name="small CNN (healthy)", dataset="QR codes",
             figures=False, device="cpu", seed=seed, out=out / "cose",
         )  # fmt: skip
-        results = cose.cose_study(asked, progress).results
+        results = cose_study(asked, progress).results
     for name, data in twins.items():
         write_page(data, out / name / "report.html", most=24)
     report = out / "report.html"

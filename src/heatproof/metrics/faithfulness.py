@@ -41,8 +41,7 @@ from heatproof.explain.api import explain
 from heatproof.explain.baselines import baseline_images, mixed
 from heatproof.metrics.kit import CONSTANT, BatchContext, Passes, bound, cached, chunks, members, raw_maps
 from heatproof.metrics.results import Cause, Curve, PerImage, same_length
-from heatproof.models.model import Model
-from heatproof.models.queue import Queue
+from heatproof.models.model import Model, Queue
 from heatproof.models.running import at_least_float, frozen_eval, memory_format
 from heatproof.registry import metric
 from heatproof.types import ArrayLike, Images, Maps, constant, per_map, size_of, upsample

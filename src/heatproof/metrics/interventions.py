@@ -40,8 +40,7 @@ from torch.nn import functional as F
 
 from heatproof.errors import InputError
 from heatproof.explain.api import explain, is_stored
-from heatproof.explain.baselines import baseline_images, gaussian_blur
-from heatproof.explain.floors import is_floor
+from heatproof.explain.baselines import baseline_images, gaussian_blur, is_floor
 from heatproof.images.duplicates import SIDE, near_duplicates
 from heatproof.metrics.evidence_record import (
     HALF,
@@ -61,8 +60,7 @@ from heatproof.metrics.localisation import object_regions
 from heatproof.metrics.properties import FILE_TRANSFERS, region_mask, transfers
 from heatproof.metrics.sanity import Layers
 from heatproof.models.heads import Multilabel
-from heatproof.models.model import Model, as_model
-from heatproof.models.queue import Queue, all_logits
+from heatproof.models.model import Model, Queue, all_logits, as_model
 from heatproof.models.running import frozen_eval
 from heatproof.registry import metric
 from heatproof.show import pixels

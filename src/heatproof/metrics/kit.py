@@ -22,8 +22,7 @@ from heatproof.errors import InputError
 from heatproof.metrics.results import Cause as Cause
 from heatproof.metrics.results import PerImage as PerImage
 from heatproof.metrics.results import same_length as same_length
-from heatproof.models.model import Model, as_model
-from heatproof.models.queue import bind_targets
+from heatproof.models.model import Model, as_model, bind_targets
 from heatproof.registry import Metric, check_volumes, metrics
 from heatproof.types import ArrayLike, Batch, Images, Maps, normalise, per_map, upsample
 

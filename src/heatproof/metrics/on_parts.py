@@ -54,8 +54,7 @@ from heatproof.metrics import kit
 from heatproof.metrics.agreement import Correlation, rank_correlation
 from heatproof.metrics.kit import CONSTANT, BatchContext, Passes, align, as_tensor, bound, chunks
 from heatproof.metrics.results import Cause, PerImage
-from heatproof.models.model import Model
-from heatproof.models.queue import Queue
+from heatproof.models.model import Model, Queue
 from heatproof.models.running import at_least_float, frozen_eval
 from heatproof.registry import metric
 from heatproof.types import (

@@ -70,8 +70,7 @@ from heatproof.models.capture import capture, tap
 from heatproof.models.derived import copy_of, from_the_head, swap_classes, twin_of, without_channel
 from heatproof.models.heads import Columns, Multilabel, OneOfMany
 from heatproof.models.layers import layout_of
-from heatproof.models.model import Model
-from heatproof.models.queue import Queue, all_logits, unbind_targets
+from heatproof.models.model import Model, Queue, all_logits, unbind_targets
 from heatproof.models.running import frozen_eval
 from heatproof.registry import metric
 from heatproof.types import ArrayLike, Images, Maps, per_map, size_of

@@ -3,12 +3,12 @@
     monitor = hp.monitor.Monitor(images, labels, methods)
     monitor.step(model, epoch)          inside any training loop
 
-Callbacks for Lightning, Hugging Face, Keras, fastai and MONAI, and an evaluator for MLflow, are in files of
-those names; each imports its library.
+Callbacks for Lightning, Hugging Face, Keras, fastai and MONAI are in callbacks.py, an evaluator for MLflow in
+mlflow.py.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import lazy_loader
@@ -28,15 +28,17 @@ def __dir__() -> list[str]:
     return __all__
 
 
-def lazy_class(module: str, name: str, hooks: type, base: Callable[[], type]) -> Callable[[str], Any]:
-    """A module's __getattr__ that makes a class from hooks and a library's own base class.
+def lazy_classes(module: str, parts: Mapping[str, tuple[type, Callable[[], type]]]) -> Callable[[str], Any]:
+    """A module's __getattr__ that makes classes from hooks and a library's own base class.
 
-    The library is imported only when the class is.
+    The library is imported only when the class is. parts: by class name, the hooks and a function that
+    imports the base class.
     """
 
-    def find(attribute: str) -> Any:
-        if attribute != name:
-            raise AttributeError(f"module {module!r} has no attribute {attribute!r}")
+    def find(name: str) -> Any:
+        if name not in parts:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        hooks, base = parts[name]
         made = type(name, (hooks, base()), {"__module__": module})
         setattr(sys.modules[module], name, made)
         return made

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from heatproof.errors import InputError, need
-from heatproof.monitor import lazy_class
+from heatproof.monitor import lazy_classes
 
 if TYPE_CHECKING:
     from heatproof.monitor.measure import StepResult
@@ -153,6 +153,6 @@ def _batch(dataset: Any, shape: Any, preprocess: Any, module: Any) -> Batch:
     return Batch(tuple(files[:, 0]), torch.stack([ready(open_image(file)) for file in files[:, 0]]), labels)
 
 
-__getattr__ = lazy_class(
-    __name__, "HeatproofEvaluator", EvaluatorHooks, lambda: need(BASE, EXTRA).ModelEvaluator
+__getattr__ = lazy_classes(
+    __name__, {"HeatproofEvaluator": (EvaluatorHooks, lambda: need(BASE, EXTRA).ModelEvaluator)}
 )

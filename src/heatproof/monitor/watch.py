@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -26,8 +26,7 @@ from heatproof.metrics.classifier import ListRule, Tau, Weights
 from heatproof.metrics.cscores import gold_list
 from heatproof.models import Model
 from heatproof.models.heads import Multilabel
-from heatproof.models.model import as_model
-from heatproof.models.queue import all_logits
+from heatproof.models.model import all_logits, as_model
 from heatproof.models.running import same_randomness
 from heatproof.monitor.measure import (
     Answers,
@@ -40,15 +39,13 @@ from heatproof.monitor.measure import (
     undisturbed,
     with_head,
 )
+from heatproof.monitor.record import Recorder
 from heatproof.monitor.trackers import Tracker
 from heatproof.store.scores import FIRST
 from heatproof.train.loop import GradientLog
 from heatproof.types import ArrayLike, Batch
 from heatproof.verdict.alarms import Alarm, find_alarms, read_mechanisms
 from heatproof.verdict.trajectory import CheckpointState, Trajectory
-
-if TYPE_CHECKING:
-    from heatproof.monitor.record import Recorder
 
 T = TypeVar("T")
 log = logging.getLogger("heatproof.monitor")
@@ -162,8 +159,6 @@ class Monitor:
         self._spent, self._born = 0.0, time.perf_counter()
         self._recorder: Recorder | None = None
         if out is not None:
-            from heatproof.monitor.record import Recorder  # which needs duckdb and msgspec
-
             options: Any = {"batch_size": batch_size, "seed": seed, "rule": self.rule, "layer": layer}
             self._recorder = Recorder(out, self._all, self.methods, metrics=metrics, **options)
             self.trajectory = self._recorder.trajectory() or self.trajectory
@@ -390,22 +385,3 @@ def in_all_processes(work: Callable[[], T], by_first: bool = False) -> T:
 def _alone() -> bool:
     group = torch.distributed
     return not (group.is_available() and group.is_initialized() and group.get_world_size() > 1)
-
-
-class MonitorHooks:
-    """Base of the callbacks: runs a monitor in a training library.
-
-    The check runs before the first batch, a step after each epoch, counted from 1.
-    """
-
-    def __init__(self, monitor: Monitor) -> None:
-        super().__init__()
-        self.monitor = monitor
-
-    def step_stops(self, model: Any, epoch: int) -> bool:
-        """Measure an epoch; whether training should stop."""
-        try:
-            self.monitor.step(model, epoch)
-        except AlarmRaised:
-            return True
-        return False

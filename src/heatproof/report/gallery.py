@@ -357,7 +357,7 @@ def front_images(data: RunData, verdict: Verdict, linked: bool = False) -> Front
     return FrontImages(method, answer, images, data.headline, len(data.images.ids))
 
 
-def choose_front(data: RunData, method: str, most: int = MOST_FRONT) -> list[int]:
+def choose_front(data: RunData, method: str) -> list[int]:
     """Indices of the images: evenly from best to worst, then wrong predictions by falling confidence."""
     images, stored, merit = data.images, data.folder.pictures(), merits(data, [method])
     known = data.folder.maps().known(data.checkpoint, method, images.ids)
@@ -366,7 +366,7 @@ def choose_front(data: RunData, method: str, most: int = MOST_FRONT) -> list[int
     confidence = np.nan_to_num(images.confidence)
     wrong = sorted((i for i in order if images.right[i] is False), key=lambda i: -confidence[i])[:MOST_WRONG]
     others = [i for i in order if images.right[i] is not False] or [i for i in order if i not in wrong]
-    count = min(most - len(wrong), len(others))
+    count = min(MOST_FRONT - len(wrong), len(others))
     steps = [round(k * (len(others) - 1) / max(1, count - 1)) for k in range(count)]
     return [others[step] for step in steps] + wrong
 

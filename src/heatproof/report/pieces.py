@@ -1,7 +1,7 @@
 """Parts of pages: templates, tables, and small charts as SVG.
 
 A piece is data; the template named after its class turns it into HTML. Templates are in the folder
-`templates` of their package and escape whatever they print; only those of Markdown (.md) do not. Text from
+`templates` of their package and escape whatever they print; only those of Markdown and TOML do not. Text from
 outside (names of files, classes, methods, checkpoints) is also put into <bdi>, so that it cannot change the
 direction of the text around it. Charts need no script; they have a title and a description for screen
 readers, and take their colours from the style sheet. Every colour is accompanied by a dash, a shape or a
@@ -28,7 +28,7 @@ UNSURE = "–"
 Point = tuple[float, float]
 TEMPLATES = Environment(
     loader=PackageLoader("heatproof", ""),
-    autoescape=select_autoescape(disabled_extensions=("md",), default=True),
+    autoescape=select_autoescape(disabled_extensions=("md", "toml"), default=True),
     undefined=StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,

@@ -41,9 +41,7 @@ MOST_PAGES = 6
 LEFT_OUT_FIRST = ("agreement", "curves", "classes", "trajectories", "paperpictures", "scores")
 
 
-def write_pdf(
-    data: RunData, verdict: Verdict, path: str | Path, more: Sequence[Section] = (), chromium: str | None = ""
-) -> str:
+def write_pdf(data: RunData, verdict: Verdict, path: str | Path, chromium: str | None = "") -> str:
     """Write the PDF; returns which program printed it.
 
     chromium: the path of Chromium; "" searches for it, None uses Typst.
@@ -51,7 +49,7 @@ def write_pdf(
     path = output_path(path)
     program = find_chromium() if chromium == "" else chromium
     for left in range(len(LEFT_OUT_FIRST) + 1):
-        text = paper_html(data, verdict, more, LEFT_OUT_FIRST[:left])
+        text = paper_html(data, verdict, LEFT_OUT_FIRST[:left])
         printed = print_with_chromium(program, text) if program else None
         content = printed or print_with_typst(text)
         if len(re.findall(rb"/Type\s*/Page\b", content)) <= MOST_PAGES:
@@ -60,11 +58,9 @@ def write_pdf(
     return f"printed by {Path(program).name}" if program and printed else "printed by typst"
 
 
-def paper_html(
-    data: RunData, verdict: Verdict, more: Sequence[Section] = (), without: Sequence[str] = ()
-) -> str:
+def paper_html(data: RunData, verdict: Verdict, without: Sequence[str] = ()) -> str:
     """The HTML that is printed: no script and no folds, without the sections of these ids."""
-    page = read_report(data, verdict, paper_pictures(data), more, front_images(data, verdict))
+    page = read_report(data, verdict, paper_pictures(data), front=front_images(data, verdict))
 
     def printed(section: Section) -> Section:
         if section.content is None:

@@ -29,7 +29,7 @@ from torch import Tensor
 from heatproof.disk import valid_unicode
 from heatproof.errors import HeatproofError, InputError, ModelError, need
 from heatproof.explain.api import begin_ahead, is_stored, read_methods, shared_pass
-from heatproof.explain.floors import is_floor
+from heatproof.explain.baselines import is_floor
 from heatproof.images import Loaded, batches
 from heatproof.images.duplicates import SIDE
 from heatproof.images.loader import available_cpus, entries
@@ -38,7 +38,7 @@ from heatproof.metrics.kit import BatchContext, ImagePool
 from heatproof.models import Model
 from heatproof.models.accel import Accelerator, in_parts, limited_memory
 from heatproof.models.heads import Multilabel
-from heatproof.models.queue import all_logits, bind_targets
+from heatproof.models.model import all_logits, bind_targets
 from heatproof.rows import of_prediction
 from heatproof.run.config import read_metrics, repetitions
 from heatproof.run.plan import BUILT_IN, Block, PlannedUnit, RunPlan

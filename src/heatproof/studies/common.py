@@ -1,4 +1,4 @@
-"""Shared parts of the protocols: runs in the study's folder, own units, means, tables as data."""
+"""Shared parts of the protocols: runs in the study's folder, means, tables as data, and the page."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import math
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from statistics import fmean
 from string import Formatter
 from typing import Any
 
@@ -21,20 +23,39 @@ from scipy.stats import rankdata
 
 from heatproof.disk import write_whole
 from heatproof.explain.api import read_methods
-from heatproof.explain.floors import is_floor
+from heatproof.explain.baselines import is_floor
 from heatproof.metrics.agreement import rank_correlation
 from heatproof.metrics.results import mean_interval, percentile_interval, resample
 from heatproof.models import Model
-from heatproof.report.markdown_report import MarkdownReport
-from heatproof.report.tables import Cell, Column, Table, Value
+from heatproof.report.figures import save
+from heatproof.report.pieces import TEMPLATES
+from heatproof.report.tables import Cell, Column, Table, Value, cell_text
 from heatproof.run.config import toml
 from heatproof.run.engine import Result, run_study
 from heatproof.run.progress import Progress
 
 
 @dataclass(frozen=True)
+class MarkdownReport:
+    """The page of a study, and the tables and figures that were written with it.
+
+    OUT/summary.md      the page
+    OUT/tables/         each table as Markdown, CSV and LaTeX
+    OUT/figures/        each figure as SVG, PDF and PNG
+    """
+
+    folder: Path
+    tables: dict[str, Table] = field(default_factory=dict)
+    figures: list[str] = field(default_factory=list)  # names
+
+    @property
+    def page(self) -> Path:
+        return self.folder / "summary.md"
+
+
+@dataclass(frozen=True)
 class Outcome:
-    """The page of a study with its tables and figures."""
+    """Results of a study; the base of each study's own."""
 
     book: MarkdownReport
 
@@ -104,6 +125,12 @@ def write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[object
     return path
 
 
+def average(values: Iterable[float]) -> float:
+    """The mean of the defined values; NaN without one."""
+    known = [value for value in values if not math.isnan(value)]
+    return fmean(known) if known else math.nan
+
+
 def mean_value(values: Iterable[float], seed: int = 0) -> Value:
     """The mean of the defined values, its 95 % interval and their number."""
     known = [value for value in values if not math.isnan(value)]
@@ -124,11 +151,6 @@ def rho_value(first: Sequence[float], second: Sequence[float], seed: int = 0) ->
     lengths = np.sqrt((centred[0] ** 2).sum(1) * (centred[1] ** 2).sum(1))
     rhos = (centred[0] * centred[1]).sum(1)[lengths > 0] / lengths[lengths > 0]
     return Value(rho, percentile_interval(rhos) if len(rhos) else None, len(pairs))
-
-
-def floor_rows(methods: Iterable[str]) -> frozenset[int]:
-    """Rows of a table of methods that are floors, which are not ranked."""
-    return frozenset(i for i, method in enumerate(methods) if is_floor(method))
 
 
 class TableFile:
@@ -171,10 +193,10 @@ class TableFile:
             else:
                 body.append(tuple(row))
         method = next((j for j, column in enumerate(columns) if column.name.lower() == "method"), None)
-        floors = floor_rows("" if method is None else str(row[method]) for row in body)
+        floors = {i for i, row in enumerate(body) if method is not None and is_floor(str(row[method]))}
         below = [(*row, *[None] * (len(columns) - len(row))) for row in published]
         title, note = (spec.get(key, "").format(**words) for key in ("title", "note"))
-        unranked = floors | set(range(len(body), len(body) + len(below)))
+        unranked = frozenset(floors | set(range(len(body), len(body) + len(below))))
         return Table(
             spec.get("name", name), title, columns, (*body, *below), note, spec.get("marked", True), unranked
         )
@@ -216,12 +238,48 @@ class TableFile:
 
 
 def write_page(
-    out: Path, template: str, tables: TableFile, figures: Mapping[str, Any] | None = None, **content: Any
-) -> MarkdownReport:
-    """Write the page of a study; its template and the expressions of its tables name the same content."""
-    book = MarkdownReport(out)
-    book.write(template, tables.page(**content), figures, **content)
+    out: Path, template: str, tables: TableFile | Iterable[Table | None] = (),
+    figures: Mapping[str, AbstractContextManager[Any]] | None = None, **content: Any,
+) -> MarkdownReport:  # fmt: skip
+    """Fill a Markdown template and write it as OUT/summary.md, completely or not at all.
+
+    In the template, table("name") and figure("name", "caption") write the files of a table or figure and
+    insert it, or nothing if it is not given.
+
+    Args:
+        out: the study's folder.
+        template: its path below the package, such as studies/cose/page.md.
+        tables: those with declared rows, whose expressions name the same content as the template; or tables.
+        figures: by name, as the functions of report/figures.py return them.
+        content: what else the template names.
+    """
+    book, drawings = MarkdownReport(out), figures or {}
+    if isinstance(tables, TableFile):
+        make = tables.page(**content)
+    else:
+        make = {table.name: table for table in tables if table}.get
+
+    def table(name: str) -> str:
+        if (made := make(name)) is None:
+            return ""
+        made.write(out / "tables")
+        book.tables[made.name] = made
+        return made.markdown().strip()
+
+    def figure(name: str, caption: str) -> str:
+        if name not in drawings:
+            return ""
+        with drawings[name] as drawn:
+            save(drawn, out / "figures", name)
+        book.figures.append(name)
+        return f"![{caption}](figures/{name}.png)\n\n*{caption}*"
+
+    text = TEMPLATES.get_template(template).render(table=table, figure=figure, **content)
+    write_whole({book.page: re.sub(r"\n{3,}", "\n\n", text.strip()) + "\n"})
     return book
+
+
+TEMPLATES.filters["cell"] = cell_text
 
 
 @cache

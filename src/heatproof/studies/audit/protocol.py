@@ -6,7 +6,9 @@ OUT/run             the run folder: scores, maps, verdict.json
 OUT/report.html     the page
 
 After each step the rest is chosen anew by the measured time. The study is resolved once and extended at each
-step; an audit that is resumed takes it from the manifest of its run.
+step; an audit that is resumed takes it from the manifest of its run. Images in memory are written as files
+beside the study. Scores of stored maps, and what a network uses, are studies with fixed contents: they are
+planned once, without audit.json, and run in the same way.
 """
 
 from __future__ import annotations
@@ -14,25 +16,33 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
 
 from heatproof.disk import write_whole
-from heatproof.errors import InputError, ModelError
-from heatproof.images.kinds import guess_source
+from heatproof.errors import InputError, ModelError, about
+from heatproof.images.findings import check_labels
+from heatproof.images.kinds import Guess, guess_source, to_pixels
+from heatproof.metrics.interventions import METHODS
 from heatproof.models.model import Model
 from heatproof.models.running import is_function
 from heatproof.report.page import write_page
 from heatproof.report.sections import note_left_out
+from heatproof.run.checks import MetricAvailability
 from heatproof.run.config import study_from, toml
 from heatproof.run.engine import Result, run_study
 from heatproof.run.progress import Progress, spell
 from heatproof.run.study import ResolvedStudy
+from heatproof.show import eight_bit
 from heatproof.store import Manifest, RunFolder
-from heatproof.studies.audit.memory_images import AuditImages
 from heatproof.studies.audit.planner import (
     FIRST,
     MANY,
@@ -45,14 +55,29 @@ from heatproof.studies.audit.planner import (
     inspect,
     pass_threads,
 )
-from heatproof.studies.audit.settings import AuditSettings, study_tables
-from heatproof.studies.common import study_file
+from heatproof.studies.audit.settings import AuditSettings, EvidenceSettings, ScoreSettings, study_tables
+from heatproof.studies.common import study_file, write_rows
 from heatproof.verdict.answers import Verdict
-from heatproof.verdict.data import read_run
+from heatproof.verdict.data import part, read_run, stands_beside
 from heatproof.verdict.judge import follow_answers, keep
 
 RECORD = "audit.json"
+FLOORS = ("random", "edges", "centre")
+MEANS = """
+    select method, metric, avg(value) as mean, count(*) as n from scores
+    where list_contains(?, method) and (image <> '' or label is null) and not isnan(value)
+    group by all order by all
+"""
+MOST_IMAGES = 1000  # images of a dataset that are used
+TOLERANCE = 1 / 255  # beyond 0 and 1: rounding
 ProgressCallback = Callable[[str], object]
+
+
+class AuditImages(NamedTuple):
+    """Where images are; and, of model-ready ones, what replaces parts of the model's preprocessing."""
+
+    source: Guess
+    preprocess: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -351,3 +376,135 @@ def run_audit(settings: AuditSettings, plan: AuditPlan, progress: Progress | Non
         if scheduler:
             scheduler.save()
     return AuditOutcome(plan, result, page, verdict)
+
+
+def plan_score(settings: ScoreSettings, say: ProgressCallback = lambda text: None) -> AuditPlan:
+    """Plan the study that reads these maps and record it in OUT; an existing one must be the same."""
+
+    def choose(inspection: Inspection) -> list[Choice]:
+        resolved = inspection.resolved
+        function = is_function(resolved.model(resolved.checkpoints[-1].name).module)
+        chosen = [Choice(name, True, "requested") for name in settings.metrics]
+        available = MetricAvailability(
+            resolved, inspection.classes, inspection.labels, stored=True, function=function
+        )
+        reasons = {} if chosen else available.all()
+        return chosen + [
+            Choice(name, not why, why or "can be computed from stored maps") for name, why in reasons.items()
+        ]
+
+    return _plan(settings.audit, [settings.method, *FLOORS], choose, say, settings.targets)
+
+
+def plan_evidence(settings: EvidenceSettings, say: ProgressCallback = lambda text: None) -> AuditPlan:
+    """Plan the study of what the network uses and record it in OUT; an existing one must be the same."""
+    wanted = [Choice(name, True, "what the network uses") for name in ("evidence", "accuracy")]
+    return _plan(settings.audit, settings.methods or METHODS, lambda inspection: wanted, say)
+
+
+def _plan(
+    audit: AuditSettings, methods: Sequence[str], choose: Callable[[Inspection], list[Choice]],
+    say: ProgressCallback, targets: str | None = None,
+) -> AuditPlan:  # fmt: skip
+    """Plan a study with these methods and the metrics that `choose` returns."""
+    source, folder = guess_source(audit.images), audit.out.resolve()
+    say(f"looking at {audit.model} and {source.path}: {source.seen}")
+    tables = study_tables(audit, source, folder, {})
+    inspection = inspect(audit, tables, folder, None)
+    choices = choose(inspection)
+    tables["run"]["targets"] = targets or inspection.resolved.targets
+    tables["images"] |= {} if audit.limit is None else {"limit": audit.limit}
+    chosen = [choice.what for choice in choices if choice.taken]
+    config = {"methods": list(methods), "metrics": chosen, **tables}
+    text, study = toml(config), study_file(audit.out)
+    begun = (audit.out / "run" / "run.json").exists()  # else a mistake in its input ended it before work
+    if begun and study.exists() and study.read_text(encoding="utf-8") != text:
+        raise InputError(f"{audit.out} holds another study; name a new folder with --out")
+    write_whole({study: text})
+    resolved = inspection.resolved.extended(study_from(config))
+    return AuditPlan(study, resolved, tuple(choices), notes=inspection.notes)
+
+
+def means(folder: RunFolder, methods: Sequence[str]) -> dict[str, dict[str, tuple[float, int]]]:
+    """Mean and number of images, by metric and method; without parts of other metrics."""
+    rows = {(row["metric"], row["method"]): row for row in folder.scores().sql(MEANS, [list(methods)])}
+    table: dict[str, dict[str, tuple[float, int]]] = {}
+    for (metric, method), row in rows.items():
+        if not stands_beside(metric, folder.manifest.facts):
+            counted = rows.get((part(metric, "n"), method))
+            n = int(counted["mean"] if counted else row["n"])
+            table.setdefault(metric, {})[method] = float(row["mean"]), n
+    return table
+
+
+def write_images(images: Any, labels: Any, model: Model | None, folder: Path) -> AuditImages:
+    """Write Pillow images, arrays, model-ready tensors or a dataset as PNG files; a path is left as it is.
+
+    Model-ready tensors lose what lies between the 256 levels of a PNG file.
+    """
+    if isinstance(images, str | Path):
+        if labels is not None:
+            raise InputError(
+                f"labels belong to images in memory; {images} has its own: folders, or a CSV file"
+            )
+        return AuditImages(guess_source(images), {})
+    names: Sequence[str] | None = getattr(images, "classes", None)
+    if labels is None:
+        images, labels = _split_pairs(images)
+    preprocess: dict[str, Any] = {}
+    if isinstance(images, np.ndarray | Tensor):
+        if images.ndim != 4 and not (images.ndim == 3 and len(images)):
+            raise InputError(f"images are 'n c H W'; got shape {tuple(images.shape)}")
+        if images.ndim == 4 and torch.as_tensor(images).is_floating_point():
+            images, preprocess = _restored(torch.as_tensor(images), model)
+    if not len(images):
+        raise InputError("there is no image to audit; give a folder, a tensor, Pillow images or a dataset")
+    numbers, classes = check_labels(labels, len(images), names)
+    if labels is not None and len(numbers) != len(images):
+        raise InputError(f"labels has {len(numbers)} entries, but there are {len(images)} images")
+    (folder / "pictures").mkdir(parents=True, exist_ok=True)
+    rows = []
+    for i, (image, number) in enumerate(zip(images, numbers, strict=True)):
+        path = f"pictures/{i:06d}.png"
+        with about(f"image {i}"):
+            Image.fromarray(to_pixels(image)).save(folder / path)
+        rows.append([path, *([] if number is None else [classes[number]])])
+    header = ["path", *(["label"] if classes else [])]
+    table = write_rows(folder / "pictures.csv", header, rows)
+    return AuditImages(Guess("csv", table, "images from Python"), preprocess)
+
+
+def _split_pairs(images: Any) -> tuple[Any, Any]:
+    """Images and labels of a dataset of pairs, evenly spaced if it is long; others as they are."""
+    if isinstance(images, np.ndarray | Tensor) or not hasattr(images, "__len__") or not len(images):
+        return images, None
+    if not hasattr(images, "__getitem__"):
+        raise InputError(
+            "images are a folder, a tensor, Pillow images or a dataset; for a loader, its .dataset"
+        )
+    if not isinstance(images[0], tuple):
+        return images, None
+    places = np.unique(np.linspace(0, len(images) - 1, min(len(images), MOST_IMAGES)).round().astype(int))
+    pairs = [images[int(i)] for i in places]
+    chosen, labels = [pair[0] for pair in pairs], [int(pair[1]) for pair in pairs]
+    return (torch.stack(chosen) if isinstance(chosen[0], Tensor) else chosen), labels
+
+
+def _restored(tensors: Tensor, model: Model | None) -> tuple[list[Tensor], dict[str, Any]]:
+    """Images in 8 bits that the returned preprocessing turns into these tensors."""
+    if not torch.isfinite(tensors).all():
+        raise InputError("images hold NaN or infinity; leave those images out")
+    channels, *size = map(int, tensors.shape[1:])
+    mean, std = (model.preprocess.mean, model.preprocess.std) if model else ((0.0,), (1.0,))
+    images = _undone(tensors, mean, std) if len(mean) == channels else None
+    if images is None or images.min() < -TOLERANCE or images.max() > 1 + TOLERANCE:
+        low, high = float(tensors.min()), float(tensors.max())
+        span = max(high - low, 1e-6)  # a pixel of 0 becomes the lowest value, one of 255 the highest
+        mean, std = (-low / span,) * channels, (1 / span,) * channels
+        images = _undone(tensors, mean, std)
+    preprocess = {"size": size, "resize": size, "mean": list(mean), "std": list(std)}
+    return list(eight_bit(images.clamp(0, 1))), preprocess
+
+
+def _undone(tensors: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    return tensors.float() * torch.tensor(std)[:, None, None] + torch.tensor(mean)[:, None, None]

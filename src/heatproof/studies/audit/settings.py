@@ -11,7 +11,6 @@ from typing import Any
 from heatproof.errors import InputError
 from heatproof.images.kinds import Guess
 from heatproof.models.names import placed_spec
-from heatproof.registry import check_methods
 from heatproof.run.config import read_metrics
 from heatproof.studies.settings import (
     DEVICE,
@@ -76,10 +75,6 @@ class AuditSettings(NetworkSettings):
     expect_accuracy: float | None = option(None, EXPECT_ACCURACY, least=0, most=1)
     out: Path = option(Path("audit"), "Folder.", short="o")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_methods(self.methods)  # before torch is imported
-
     @property
     def from_python(self) -> bool:
         """Whether the network was passed in Python."""
@@ -129,7 +124,6 @@ class EvidenceSettings(NetworkSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_methods(self.methods)  # before torch is imported
         if len(self.methods) > 1:
             raise InputError(f"methods must be one method, got {', '.join(self.methods)}; name one of them")
 

@@ -1,4 +1,4 @@
-"""A commented study for a folder of images, with everything filled in that follows from them."""
+"""A commented study (starter.toml) for a folder of images, with what follows from them filled in."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from heatproof.errors import InputError
 from heatproof.images import open_source
 from heatproof.images.kinds import Guess, guess_source
 from heatproof.images.source import Source
+from heatproof.report.pieces import TEMPLATES
 from heatproof.verdict.follow import ENOUGH, follow_metric
 
-MODEL = "MODEL"  # to be replaced by the user
 MOST_NAMES = 6  # of classes
 PARTS_OF_A_CODE = {"finder", "timing", "box"}
 
@@ -64,42 +64,9 @@ def starter(
     metrics += ["auc"] if len(classes) > 1 else []
     metrics += ["localise"] if source.boxed or source.parts else []
     metrics += ["structure"] if {*source.parts} >= PARTS_OF_A_CODE else []
-    count = f"num_classes = {len(source.classes)}  " if source.labelled and not checkpoint else ""
-    path = Path(os.path.relpath(guess.path.resolve(), folder)).as_posix()
-    lines = [
-        f"# {'; '.join(facts(guess, source))}.",
-        "# Check it with: heatproof run THIS-FILE --dry-run      then run it without --dry-run.",
-        "",
-        "# Names as in `heatproof list methods`; random, edges and centre are controls.",
-        'methods = ["gradcam", "layercam", "hirescam", "gradient", "random", "edges", "centre"]',
-        f"# As in `heatproof list metrics`; {vote} decides the verdict, the others are information.",
-        f"metrics = {json.dumps(metrics)}",
-        "",
-        "[model]",
-        "# torchvision:NAME, timm:NAME, hf:FOLDER, keras:NAME, FILE.py:FUNCTION or lite0",
-        f"spec = {json.dumps(model or MODEL)}" + "  # <- fill in" * (not model),
-        '# Your weights; several, or a pattern such as "epochs/*.pt", for a whole training.',
-        f"checkpoints = {json.dumps(checkpoint)}"
-        if checkpoint
-        else '# checkpoints = "best.pt"  # <- fill in',
-        "# pretrained = true       instead: the library's own weights, which are downloaded",
-        f"# {count}if neither the weights nor the library define it" if count else '# layer = "layer4"',
-        f"head = {json.dumps(head)}"
-        if head
-        else 'head = "multilabel"  # where the network returns logits'
-        if source.is_multilabel
-        else '# head = "regression"     the kind of output, if it is not detected; see docs/heads.md',
-        "",
-        "[images]",
-        f"kind = {json.dumps(guess.kind)}",
-        f"path = {json.dumps(path)}",
-        *(f"options.{key} = {json.dumps(value)}" for key, value in guess.options.items()),
-        "# limit = 100             maximum number, classes in proportion",
-        '# options.class_names = ["a", "b"]    the classes in the order of the model, if it is not sorted',
-        "",
-        "[run]",
-        f"batch_size = {min(8, len(source))}            # images per unit: what Ctrl-C waits for",
-        f'# targets = "predicted"   explain the prediction{" instead of the label" * bool(classes)}',
-        '# device = "cuda"         default: a GPU if available',
-    ]
-    return "\n".join(lines) + "\n"
+    content = {
+        "facts": facts(guess, source), "vote": vote, "metrics": metrics, "model": model, "head": head,
+        "checkpoint": checkpoint, "source": source, "guess": guess, "classes": classes, "quoted": json.dumps,
+        "path": Path(os.path.relpath(guess.path.resolve(), folder)).as_posix(),
+    }  # fmt: skip
+    return TEMPLATES.get_template("studies/audit/starter.toml").render(content) + "\n"

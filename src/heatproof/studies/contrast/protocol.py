@@ -25,7 +25,7 @@ from heatproof.contrast.api import FLOORS, Contrast, ContrastPoint, ProgressCall
 from heatproof.contrast.pair import SHOWN, TOKEN_REMOVED
 from heatproof.contrast.tokens import Token
 from heatproof.disk import write_whole
-from heatproof.explain.floors import is_floor
+from heatproof.explain.baselines import is_floor
 from heatproof.images import open_source
 from heatproof.models.load import best_device, load_model
 from heatproof.report.panels import Tile, sheet
@@ -46,7 +46,7 @@ from heatproof.run.checks import input_warnings
 from heatproof.run.study import listed_classes
 from heatproof.show import address, overlay
 from heatproof.studies.common import TableFile, some, with_floors
-from heatproof.studies.contrast.settings import ContrastSettings
+from heatproof.studies.settings import ContrastSettings
 from heatproof.types import Maps
 from heatproof.verdict.answers import without_nan
 

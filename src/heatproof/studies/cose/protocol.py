@@ -51,7 +51,7 @@ from heatproof.metrics.stability import alike, checkpoint_pairs, comparable
 from heatproof.models import Model
 from heatproof.models.heads import Multilabel
 from heatproof.models.load import best_device
-from heatproof.models.queue import Queue, all_logits
+from heatproof.models.model import Queue, all_logits
 from heatproof.registry import call_text, explainers, parse_call
 from heatproof.run.checks import check_classes
 from heatproof.run.config import study_from
@@ -71,7 +71,7 @@ from heatproof.studies.cose.results import (
     read_pairs,
     write_results,
 )
-from heatproof.studies.cose.settings import CoseSettings
+from heatproof.studies.settings import CoseSettings
 from heatproof.train.loop import trained_with_transforms
 from heatproof.types import Batch, Maps, Score, Unit
 
@@ -358,10 +358,8 @@ def _open(settings: CoseSettings) -> ResolvedStudy:
         "spec": settings.model,
         "checkpoints": [str(path) for path in settings.checkpoints],
         "random_init": settings.random_init and bool(settings.checkpoints or settings.pretrained),
-        "options": dict(settings.model_options),
     }
-    options = {**settings.image_options, **names}
-    images = some(settings, "kind", "limit", "seed") | {"path": str(settings.images), "options": options}
+    images = some(settings, "kind", "limit", "seed") | {"path": str(settings.images), "options": names}
     study = study_from(run_config(settings, settings.methods, (), model, images))
     opened = ResolvedStudy(study, Path.cwd(), best_device(settings.device))
     opened.source  # noqa: B018  (missing images are reported before weights are read)

@@ -18,7 +18,7 @@ from heatproof.disk import valid_unicode
 from heatproof.errors import InputError, MissingExtraError, need
 from heatproof.explain import CARDS
 from heatproof.explain.api import explain, read_methods
-from heatproof.explain.floors import is_floor
+from heatproof.explain.baselines import is_floor
 from heatproof.images import Failure, batches
 from heatproof.images.findings import entry_id, finding_name
 from heatproof.images.transforms import STEPS, TRANSFORMS, draw
@@ -26,18 +26,17 @@ from heatproof.metrics.agreement import Correlation
 from heatproof.metrics.results import Interval, PerClass, percentile_interval, resample
 from heatproof.metrics.stability import by_image, comparable, cose, cose_split, harmonic, ssim_to_final
 from heatproof.models import Model
-from heatproof.models.queue import with_head
+from heatproof.models.model import with_head
 from heatproof.registry import explainers, parse_call
 from heatproof.report import figures
 from heatproof.report.figures import Line, Panel, line_style
-from heatproof.report.markdown_report import MarkdownReport
 from heatproof.report.panels import Tile, sheet
 from heatproof.report.tables import Value
 from heatproof.run.study import ResolvedStudy
 from heatproof.show import as_pictures, eight_bit, overlay
 from heatproof.store import RunFolder
-from heatproof.studies.common import TableFile, mean_value, write_page
-from heatproof.studies.cose.settings import PAPER_METHODS, SIMILARITIES, CoseSettings
+from heatproof.studies.common import MarkdownReport, TableFile, mean_value, write_page
+from heatproof.studies.settings import COSE_METHODS, SIMILARITIES, CoseSettings
 from heatproof.types import Maps, upsample
 
 MAX_METHODS = 4  # on a sheet of examples
@@ -136,13 +135,13 @@ class CoseResults:
         sums = by_image(same.ssim, 1 - changed.ssim, same.image, changed.image, images)
         return np.stack(sums, 1)
 
-    def ahead(self, first: str, second: str, resamples: int = 1000) -> tuple[float, Interval]:
+    def ahead(self, first: str, second: str) -> tuple[float, Interval]:
         """By how much the first method's COSE is above the second's, with its 95 % interval.
 
         Both are taken on the same resampled images, so that images which are hard for both do not count.
         """
         names = sorted({*self.of(first).image, *self.of(second).image})
-        drawn = [np.arange(len(names)), *resample(len(names), resamples)]
+        drawn = [np.arange(len(names)), *resample(len(names))]
         sums = [self.image_sums(method, names) for method in (first, second)]
         totals = np.array([[of[:, :, rows].sum(-1) for rows in drawn] for of in sums])  # "2 r 2 2"
         with np.errstate(invalid="ignore"):
@@ -270,8 +269,8 @@ def published(values: Sequence[float], method: str, methods: Sequence[str]) -> f
     """The paper's value, for the method without options or else its only form in the studies."""
     name, options = parse_call(method)
     entry = explainers.get(name).name
-    known = entry in PAPER_METHODS and (not options or name not in methods)
-    return values[PAPER_METHODS.index(entry)] if known else None
+    known = entry in COSE_METHODS and (not options or name not in methods)
+    return values[COSE_METHODS.index(entry)] if known else None
 
 
 TABLES = TableFile("heatproof.studies.cose", value=Value, nan=math.nan, mean=mean_score, published=published)

@@ -41,7 +41,7 @@ from heatproof.store.scores import FIRST
 from heatproof.studies import common
 from heatproof.studies.common import Outcome, named_run, run_config, some, study_file
 from heatproof.studies.cscore import results
-from heatproof.studies.cscore.settings import CscoreSettings
+from heatproof.studies.settings import CscoreSettings
 from heatproof.train import TrainProgress, read_data, stratified_split, two_phase
 from heatproof.train.recipe import History
 from heatproof.verdict.alarms import Alarm, find_alarms
@@ -261,9 +261,8 @@ def build(settings: CscoreSettings, classes: int) -> Model:
     """The network before training, with a new head drawn from the seed."""
     with seeded_builder(settings.seed):
         model = load_model(
-            settings.model, num_classes=classes, pretrained=settings.pretrained, head=settings.head,
-            **settings.options,
-        )  # fmt: skip
+            settings.model, num_classes=classes, pretrained=settings.pretrained, head=settings.head
+        )
     return replace(model, preprocess=model.preprocess.replaced(settings.preprocess))
 
 
@@ -286,7 +285,6 @@ def config_of(
     model = {
         "spec": placed_spec(settings.model, Path.cwd()), "num_classes": len(images["options"]["class_names"]),
         "checkpoints": list(weights), "layer": layer, "name": settings.model, "head": settings.head,
-        "options": dict(settings.options),
     }  # fmt: skip
     rule = ListRule(settings.tau, settings.weights, settings.anchor)  # type: ignore[arg-type]
     if rule.anchor == LAST:

@@ -26,7 +26,6 @@ from functools import cached_property
 from itertools import combinations, pairwise, product
 from operator import itemgetter
 from pathlib import Path
-from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,12 +37,11 @@ from heatproof.metrics.cscores import dom
 from heatproof.metrics.results import PerClass
 from heatproof.report import figures
 from heatproof.report.figures import Line, Panel, line_style
-from heatproof.report.markdown_report import MarkdownReport
 from heatproof.report.pieces import TEMPLATES
 from heatproof.report.tables import Cell, Value
 from heatproof.store import RunFolder
 from heatproof.store.scores import read_predictions
-from heatproof.studies.common import TableFile, mean_value, write_page
+from heatproof.studies.common import MarkdownReport, TableFile, average, mean_value, write_page
 from heatproof.studies.cscore import claims
 from heatproof.train.recipe import Epoch, History
 from heatproof.verdict import trajectory as training
@@ -291,11 +289,6 @@ def moves(before: CheckpointState, after: CheckpointState) -> list[Move]:
         for method, old, new in both
         for label in (None, *(label for label in old.classes if label in new.classes))
     ]
-
-
-def average(values: Iterable[float]) -> float:
-    known = [value for value in values if not math.isnan(value)]
-    return fmean(known) if known else math.nan
 
 
 def cell(score: PerClass | None, brief: bool = False) -> Cell:

@@ -9,23 +9,32 @@ large subtrees ("imagenet"), and the twelve subtrees from which it draws its cla
 WordNet 3.0 of mammal, bird, ..., fruit; rapeseed is a fruit there). AMBIGUOUS are classes whose images could
 as well bear another one's label (two kinds of maillot, sunglass and sunglasses): a network that is called
 wrong there is not. The thesis leaves wrong labels out by eye, image by image.
+
+Images with conflicting cues measure the shape bias, shape answers / (shape answers + texture answers)
+(geirhos2019texture). An image is stylised (shape and texture are named) or a silhouette (shape alone, so that
+the share of shape answers is an accuracy). Answers of other classes do not count towards the bias.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from itertools import starmap
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 from heatproof.errors import InputError
 from heatproof.images import file_sources
-from heatproof.images.files import Box, Size, is_picture, picture_size
-from heatproof.studies.common import write_rows
+from heatproof.images.files import Box, Size, is_picture, open_image, picture_size
+from heatproof.models import Model
+from heatproof.models.model import all_logits
+from heatproof.studies.common import mean_value, write_rows
+from heatproof.studies.localise.results import Rows
 
 BACKWARDS_AT_MOST = 0.1  # of the boxes; beyond it the file's order of coordinates is another one
 BACKWARDS = "runs backwards"
@@ -34,6 +43,7 @@ _DATA = json.loads(files("heatproof.studies.localise").joinpath("imagenet.json")
 GROUPS: dict[str, dict[str, list[Span]]] = _DATA["groups"]
 AMBIGUOUS: list[Span] = _DATA["ambiguous"]
 CLASSES = 1000
+CUES_AT_ONCE = 64  # images in memory
 
 
 class Aside(NamedTuple):
@@ -271,3 +281,51 @@ def without(sifted: Sifted, exclude: str) -> Sifted:
     if not used:
         raise InputError(f"no image is left: {exclude} leaves out all {len(sifted.entries)}")
     return replace(sifted, entries=used, left_out=tuple(starmap(Aside, left_out.items())))
+
+
+class CueImage(NamedTuple):
+    """An image and the classes of its cues; a silhouette has no texture."""
+
+    path: Path
+    shape: frozenset[int]
+    texture: frozenset[int]
+
+
+def read_cues(path: Path, classes: Sequence[str], groups: Mapping[str, set[int]]) -> list[CueImage]:
+    """Read the list; raises InputError for unknown classes and for cues that share a class."""
+    images = []
+    for line, row in file_sources.read_rows(path, "path", "shape"):
+        where = f"{path.name}, line {line}"
+        shape, texture = (
+            frozenset(groups.get(cell) or {class_number(cell, classes, where)}) if cell else frozenset()
+            for cell in (row["shape"], row.get("texture", ""))
+        )
+        image = CueImage(path.parent / row["path"], shape, texture)
+        if not shape:
+            raise InputError(f"{where}: the column 'shape' is empty; name the class of the shape")
+        if shape & texture:
+            raise InputError(f"{where}: {row['shape']!r} and {row['texture']!r} share a class; name others")
+        if not image.path.is_file():
+            raise InputError(f"{where}: there is no file {image.path}; correct the column 'path'")
+        images.append(image)
+    if not images:
+        raise InputError(f"{path} lists no image; add a row for each")
+    return images
+
+
+def cue_rows(model: Model, images: Sequence[CueImage], seed: int = 0) -> Rows:
+    """Answers to stylised images and to silhouettes, each in a row."""
+    answers: list[int] = []
+    for start in range(0, len(images), CUES_AT_ONCE):
+        opened = (open_image(image.path) for image in images[start : start + CUES_AT_ONCE])
+        inputs = torch.stack([model.preprocess(picture) for picture in opened])
+        answers += model.predicted(all_logits(model, inputs)).tolist()
+    rows: Rows = []
+    for name, stylised in (("stylised", True), ("silhouettes", False)):
+        both = [(a in i.shape, a in i.texture) for i, a in zip(images, answers, strict=True)
+                if bool(i.texture) is stylised]  # fmt: skip
+        decided = [float(shape) for shape, texture in both if shape or texture]
+        counts = len(both), sum(s for s, _ in both), sum(t for _, t in both), len(both) - len(decided)
+        bias = mean_value(decided, seed) if stylised else None
+        rows += [(name, *counts, bias, mean_value((float(s) for s, _ in both), seed))] if both else []
+    return rows

@@ -37,12 +37,11 @@ from heatproof.metrics.localisation import budget_masks, object_regions
 from heatproof.models import Model
 from heatproof.registry import parse_call
 from heatproof.report.panels import Tile, explains, panel, sheet
-from heatproof.report.tables import Table
 from heatproof.show import overlay, pixels
 from heatproof.store import MapStore
 from heatproof.studies.common import some
-from heatproof.studies.localise.results import KINDS, METRICS, MOST, TABLES, Flag, LocaliseResults
-from heatproof.studies.localise.settings import LocaliseSettings
+from heatproof.studies.localise.results import KINDS, METRICS, MOST, Flag, LocaliseResults, Rows
+from heatproof.studies.settings import LocaliseSettings
 from heatproof.types import Batch, Maps, per_map, upsample
 
 MAX_METHODS = 4  # rows of a panel
@@ -203,9 +202,13 @@ class Studio:
             for name, value in zip(batch.ids, centre_bias(regions)["centre_bias"].tolist(), strict=True)
         }
 
-    def shared(self) -> tuple[Table | None, list[Path]]:
-        """What the strongest windows of the correctly answered images of a class have in common."""
-        results, rows, paths = self.results, [], []
+    def shared(self) -> tuple[Rows, list[Path]]:
+        """What the strongest windows of the correctly answered images of a class have in common.
+
+        Returns:
+            Rows of class, correct images, largest group, its share, number of groups; and drawn crops.
+        """
+        results, rows, paths = self.results, Rows(), []
         patches: dict[int, list[tuple[Tensor, Image.Image]]] = {}
         for ids, inputs, views in self._views(self.held):
             side = max(1, round(SIDES[0] * min(inputs.shape[-2:])))
@@ -233,8 +236,7 @@ class Studio:
                 heading = f"{name}: shared by {most} of {len(own)} correct images"
                 drawn = panel(tiles, columns=MAX_CROPS, heading=heading)
                 paths.append(self.save(drawn, f"{label}", "shared"))
-        made = TABLES.fill("shared", rows, method=self.methods[0], alike=ALIKE, most=MOST) if rows else None
-        return made, paths
+        return rows, paths
 
     def patterns(self) -> list[str]:
         """What turns answers off the object when it is moved into other images, as Markdown."""

@@ -23,21 +23,29 @@ from typing import Any
 from heatproof.errors import InputError
 from heatproof.explain.api import read_methods
 from heatproof.images import open_source, select
+from heatproof.metrics.interventions import ALIKE
 from heatproof.metrics.localisation import kept_pixels
 from heatproof.models import Model
 from heatproof.models.load import best_device
 from heatproof.models.names import model_classes, placed_spec
-from heatproof.report.markdown_report import MarkdownReport
 from heatproof.run.config import study_from
 from heatproof.run.engine import Result
 from heatproof.run.progress import Progress
 from heatproof.run.study import LIBRARIES_WITHOUT_WEIGHTS, ResolvedStudy, open_study
-from heatproof.studies.common import Outcome, named_run, run_config, study_file, with_floors
+from heatproof.studies.common import Outcome, named_run, run_config, study_file, with_floors, write_page
 from heatproof.studies.localise import results as rows
-from heatproof.studies.localise.cues import cue_table, read_cues
-from heatproof.studies.localise.images import Sifted, class_groups, reasons, sift, without, write_list
+from heatproof.studies.localise.images import (
+    Sifted,
+    class_groups,
+    cue_rows,
+    read_cues,
+    reasons,
+    sift,
+    without,
+    write_list,
+)
 from heatproof.studies.localise.panels import Studio, pick_cases, pick_confused
-from heatproof.studies.localise.settings import FLOORS, PREPROCESS, LocaliseSettings
+from heatproof.studies.settings import LOCALISE_FLOORS, PREPROCESS, LocaliseSettings
 
 
 @dataclass(frozen=True)
@@ -66,45 +74,41 @@ def localise_study(settings: LocaliseSettings, progress: Progress | None = None)
     results = rows.read_scores(run.folder, settings.budget, settings.seed)
     if not results.images:
         raise InputError(f"no image could be used; see the rows 'image' in {settings.out / 'run'}")
-    tables = rows.report_tables(results, groups)
     flags = rows.find_flags(results, run.folder, settings.thresholds)
-    tables.append(rows.flag_count_table(flags, results, settings.thresholds))
-    by_class = rows.grouped_means(results, {c: results.images_of([c]) for c in results.recall()})
-    files = [rows.TABLES.fill("classes", by_class, results=results)]  # only as files
-    files += [rows.TABLES.fill("flagged_images", flags, results=results)] if flags else []
-    for table in files:
-        table.write(settings.out / "tables")
     source = open_study(study_file(settings.out)).source
     studio = Studio(results, run.folder.maps(), model, source, settings)
-    fill = rows.TABLES.fill
-    words: dict[str, Any] = {"repeats": max(2, settings.repeats), "budget": f"{settings.budget:.0%}"}
+    content = rows.table_content(results, groups, flags, settings.thresholds)
+    make = rows.TABLES.page(**content)
+    for table in filter(None, map(make, ("classes", "flagged_images"))):  # only as files
+        table.write(settings.out / "tables")
+    content |= {"repeats": max(2, settings.repeats), "variants": list(methods.items())}
     if settings.repeats > 1:
         subset = {image: results.explained[image] for image in results.images[: settings.subset]}
         stable = rows.stability(model, studio.batches(subset), subset, settings.methods, settings)
-        repeated = [(method, *of) for method, of in stable.items()]
-        tables.append(fill("repeats", repeated, images=len(subset), **words))
+        content |= {"repeated": [(method, *of) for method, of in stable.items()], "subset": len(subset)}
     segments = ""
     if methods:
         config = _config(settings, images, lime=list(dict.fromkeys(methods.values())))
         sweep = named_run(settings.out, "segments", config, progress).folder
         swept = rows.read_scores(sweep, settings.budget, settings.seed)
         loaded = studio.batches(swept.images)
-        stable = rows.stability(model, loaded, swept.explained, methods.values(), settings)
-        words |= {"used": studio.segments_used(methods, swept.images), "images": len(swept.images)}
-        tables.append(fill("segments", methods.items(), stable=stable, results=swept, **words))
+        content |= {
+            "swept": swept, "swept_images": len(swept.images),
+            "used": studio.segments_used(methods, swept.images),
+            "stable": rows.stability(model, loaded, swept.explained, methods.values(), settings),
+        }  # fmt: skip
         segments = studio.segment_sheet(sweep.maps(), methods, swept.images).name
-    tables.append(rows.centre_table(results, studio.objects()))
     shared, features = studio.shared()
-    tables += [shared, cue_table(model, cues, settings.seed) if cues else None]
     cases = studio.cases(pick_cases(results, flags, settings.panels))
     confused = studio.confused(pick_confused(results, settings.panels))
-    book = MarkdownReport(settings.out)
-    book.write(
-        "studies/localise/page.md", tables, rows.report_figures(results), model=model.name, steps=steps,
-        results=results, settings=settings, sifted=sifted, reasons=reasons,
+    book = write_page(
+        settings.out, "studies/localise/page.md", rows.TABLES, rows.report_figures(results), **content,
+        model=model.name, steps=steps, settings=settings, sifted=sifted, reasons=reasons,
+        objects=studio.objects(), shared=shared, alike=ALIKE, method=studio.methods[0],
+        cue_answers=cue_rows(model, cues, settings.seed) if cues else [],
         recall=rows.macro_value(results.recall(), results.seed).value, thesis_recall=rows.THESIS_RECALL,
         probability=rows.macro_value(results.by_class(results.probability())).value,
-        compared=rows.orders(results), thresholds=vars(settings.thresholds).items(),
+        thresholds=vars(settings.thresholds).items(),
         worst=rows.worst_flags(flags, results), patterns=studio.patterns(), segments=segments,
         cases=cases, confused=confused, features=features,
     )  # fmt: skip
@@ -153,7 +157,7 @@ def _config(
         "limit": min(settings.limit or settings.subset, settings.subset) if lime else settings.limit,
         "box_share": list(settings.box_share), "seed": settings.seed, "options": dict(images or {}),
     }  # fmt: skip
-    methods = lime or with_floors(settings.methods, FLOORS)
+    methods = lime or with_floors(settings.methods, LOCALISE_FLOORS)
     metrics = ["accuracy", "recall", *measured, f"insertion{curve}", f"deletion{curve}"]
     own = PREPROCESS[settings.preprocess]
     return run_config(settings, methods, metrics, model, listed, settings.target, preprocess=own)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from heatproof.explain.api import explain, read_methods
-from heatproof.explain.floors import is_floor
+from heatproof.explain.baselines import is_floor
 from heatproof.metrics.agreement import map_similarity
 from heatproof.metrics.localisation import BUDGETS, budget_masks, mask_overlap
 from heatproof.metrics.results import percentile_interval
@@ -28,10 +28,10 @@ from heatproof.models import Model
 from heatproof.registry import call_text
 from heatproof.report import figures
 from heatproof.report.figures import GREY, Line, Panel, line_style
-from heatproof.report.tables import Cell, Table, Value
+from heatproof.report.tables import Cell, Value
 from heatproof.store import RunFolder
 from heatproof.studies.common import TableFile, mean_value, rho_value
-from heatproof.studies.localise.settings import FlagThresholds, LocaliseSettings
+from heatproof.studies.settings import FlagThresholds, LocaliseSettings
 from heatproof.types import Batch, Maps
 
 READ = ("image", "label", "explained", "method", "metric", "value", "reason")
@@ -53,6 +53,7 @@ SURE = 0.5  # probability of the explained class
 MOST = 400  # images that are in memory at once for evidence, objects and shared features
 MOST_FLAGS = 8  # of each kind on the page; the others are in the table's files
 DASHES = ("--", ":", "-.")
+Rows = list[tuple[Cell, ...]]
 ByClass = Mapping[int, Sequence[float]]  # the values of a class's images, NaN where not defined
 
 
@@ -383,40 +384,24 @@ def box_share(results: LocaliseResults, method: str, image: str) -> float:
     return budgets[0] / first if second > first else first * budgets[0]
 
 
-def report_tables(results: LocaliseResults, groups: Mapping[str, Iterable[int]]) -> list[Table | None]:
-    """Tables that the rows of the run give."""
-    members = {group: results.images_of(labels) for group, labels in groups.items()}
-    correct = results.correct
-    answers = {name: [i for i in correct if correct[i] == is_] for name, is_ in (("right", 1), ("wrong", 0))}
-    by_group, by_answer = (
-        TABLES.fill(name, grouped_means(results, of), results=results)
-        for name, of in (("groups", members), ("answers", answers))
-    )
-    compared = orders(results)
+def method_means(results: LocaliseResults, metrics: Sequence[str]) -> list[tuple[str, dict[str, Value]]]:
+    """Each method with its macro means."""
+    return [(method, {m: results.macro(method, m) for m in metrics}) for method in results.methods]
+
+
+def published_means(metrics: Sequence[str]) -> Rows:
+    """Rows of the means that the thesis published."""
     return [
-        method_table(results, "localisation", LOCALISATION),
-        method_table(results, "faithfulness", FAITHFULNESS),
-        TABLES.fill("order", compared, thesis=THESIS) if compared else None,
-        budget_table(results), sufficient_table(results), dispersion_table(results),
-        by_group if by_group.rows else None, by_answer, *class_tables(results),
-    ]  # fmt: skip
-
-
-def method_table(results: LocaliseResults, name: str, metrics: Sequence[str]) -> Table:
-    """A row per method: macro means; then the means that the thesis published."""
-    rows = [(method, {m: results.macro(method, m) for m in metrics}) for method in results.methods]
-    published = [
         (method, None, None, *(THESIS[m][k] if m in THESIS else None for m in metrics))
         for k, method in enumerate(("Grad-CAM (thesis)", "LIME (thesis)"))
     ]
-    return TABLES.fill(name, rows, published, results=results)
 
 
 def class_rows(
     classes: Mapping[int, str], sizes: Mapping[int, int], columns: Sequence[ByClass], seed: int = 0
-) -> list[tuple[Cell, ...]]:
+) -> Rows:
     """A row per class with its mean in each column; the last row is the mean of the rows above it."""
-    rows: list[tuple[Cell, ...]] = [
+    rows: Rows = [
         (str(k), name, sizes[k], *(macro_value({k: of.get(k, ())}, seed).value for of in columns))
         for k, name in classes.items()
     ]
@@ -424,19 +409,16 @@ def class_rows(
     return [*rows, ("", "mean over classes", sum(sizes.values()), *means)]
 
 
-def class_tables(results: LocaliseResults) -> Iterator[Table]:
-    """Tables by class for two methods: Grad-CAM and LIME, else the first two."""
-    methods, recall = list(pair_of(results) or results.real_methods[:2]), results.recall()
+def by_class_rows(
+    results: LocaliseResults, methods: Sequence[str], metrics: Sequence[str], answers: bool = False
+) -> Rows:
+    """A row per class: metrics of these methods. answers: after recall and probability."""
+    recall = results.recall()
     sizes = {label: len(values) for label, values in recall.items()}
     classes = {label: results.class_name(label) for label in sizes}
-    answers = [recall, results.by_class(results.probability())]
-    for name, metrics, first in (
-        ("localisation_by_class", ("box_iou", "mask_iou", "inside", "pointing"), []),
-        ("faithfulness_by_class", ("deletion", "insertion"), answers),
-    ):
-        columns = [results.by_class(results.column(method, m)) for m in metrics for method in methods]
-        rows = class_rows(classes, sizes, [*first, *columns], results.seed)
-        yield TABLES.fill(name, rows, budget=f"{results.budget:.0%}", methods=methods)
+    first = [recall, results.by_class(results.probability())] if answers else []
+    columns = [results.by_class(results.column(method, m)) for m in metrics for method in methods]
+    return class_rows(classes, sizes, [*first, *columns], results.seed)
 
 
 def grouped_means(
@@ -456,29 +438,21 @@ def grouped_means(
             yield group, recall, method, means
 
 
-def budget_table(results: LocaliseResults) -> Table:
-    """Mask IoU at every budget; last the most that a mask of that size can reach."""
-    budgets = [(f"{budget:.0%}", budget) for budget in results.budgets]
-    reachable: list[Cell] = ["reachable", *results.budget_curve(results.methods[0], "reachable")]
-    words = {"first": budgets[0][0], "last": budgets[-1][0], "budgets": budgets}
-    return TABLES.fill("budget_mask_iou", results.methods, [reachable], results=results, **words)
-
-
-def sufficient_table(results: LocaliseResults) -> Table:
+def sufficient_rows(results: LocaliseResults) -> Rows:
     """By method: mean crossing, and in how many images it lies within the budget."""
-    rows = []
+    rows: Rows = []
     for method in results.methods:
         curves = {i: [results.curve(method, kind, i) for kind in FAITHFULNESS] for i in results.images}
         shares = {image: crossing(*both) for image, both in curves.items()}
         known = [share for share in shares.values() if not math.isnan(share)]
         within = sum(share <= results.budget for share in known) / len(known) if known else math.nan
         rows.append((method, len(known), macro_value(results.by_class(shares), results.seed), within))
-    return TABLES.fill("sufficient", rows, budget=f"{results.budget:.0%}")
+    return rows
 
 
-def dispersion_table(results: LocaliseResults) -> Table:
+def dispersion_rows(results: LocaliseResults) -> Rows:
     """By method: dispersion of its maps on confident and on unconfident images."""
-    rows, seed = [], results.seed
+    rows, seed = Rows(), results.seed
     for method in results.methods:
         column = results.column(method, "dispersion")
         pairs = [(v, results.chance(i, results.explained[i])) for i, v in column.items()]
@@ -486,20 +460,20 @@ def dispersion_table(results: LocaliseResults) -> Table:
         dispersion, chances = known.T
         means = (mean_value(dispersion[side], seed) for side in (chances >= SURE, chances < SURE))
         rows.append((method, len(known), *means, rho_value(dispersion.tolist(), chances.tolist(), seed)))
-    return TABLES.fill("dispersion", rows, sure=f"{SURE:.0%}")
+    return rows
 
 
-def flag_count_table(flags: Sequence[Flag], results: LocaliseResults, limits: FlagThresholds) -> Table:
+def flag_rows(flags: Sequence[Flag], results: LocaliseResults, limits: FlagThresholds) -> Rows:
     """How many images raise each flag, by method; the rule beside it."""
     given = {**vars(limits), "overlap": results.budget if limits.overlap is None else limits.overlap}
-    rows = []
+    rows: Rows = []
     for kind, rule in RULES.items():
         own = [flag for flag in flags if flag.kind == kind]
         methods = results.real_methods if kind in OF_A_METHOD else []
         by_method = ", ".join(f"{m}: {sum(flag.method == m for flag in own)}" for m in methods)
         images = f"{len({flag.image for flag in own})} of {len(results.images)}"
         rows.append((kind, images, by_method, rule.format(**given)))
-    return TABLES.fill("flags", rows)
+    return rows
 
 
 def worst_flags(flags: Sequence[Flag], results: LocaliseResults) -> str:
@@ -535,9 +509,9 @@ def stability(
     }  # fmt: skip
 
 
-def centre_table(results: LocaliseResults, objects: Mapping[str, float]) -> Table:
+def centre_rows(results: LocaliseResults, objects: Mapping[str, float]) -> Rows:
     """By method: centre bias of its maps and of the objects, on the images where both are defined."""
-    rows, seed = [], results.seed
+    rows, seed = Rows(), results.seed
     for method in results.methods:
         column = results.column(method, "centre_bias")
         known = [i for i in column if not math.isnan(column[i] + objects.get(i, math.nan))]
@@ -546,7 +520,30 @@ def centre_table(results: LocaliseResults, objects: Mapping[str, float]) -> Tabl
         rows.append(
             (method, *(mean_value(of, seed) for of in (own, truth, apart)), rho_value(own, truth, seed))
         )
-    return TABLES.fill("centre", rows, most=MOST)
+    return rows
+
+
+def table_content(
+    results: LocaliseResults, groups: Mapping[str, Iterable[int]], flags: Sequence[Flag],
+    limits: FlagThresholds,
+) -> dict[str, Any]:  # fmt: skip
+    """What the tables of the page name, as far as it needs no model."""
+    correct, budgets = results.correct, [(f"{budget:.0%}", budget) for budget in results.budgets]
+    return {
+        "results": results, "flags": flags, "limits": limits, "orders": orders(results), "thesis": THESIS,
+        "method_means": method_means, "published_means": published_means, "by_class_rows": by_class_rows,
+        "grouped_means": grouped_means, "sufficient_rows": sufficient_rows, "centre_rows": centre_rows,
+        "dispersion_rows": dispersion_rows, "flag_rows": flag_rows,
+        "localisation": LOCALISATION, "faithfulness": FAITHFULNESS,
+        "budget": f"{results.budget:.0%}", "budgets": budgets, "first": budgets[0][0],
+        "last": budgets[-1][0], "sure": f"{SURE:.0%}", "most": MOST,
+        "group_images": {group: results.images_of(labels) for group, labels in groups.items()},
+        "by_answer": {
+            name: [i for i in correct if correct[i] == is_] for name, is_ in (("right", 1), ("wrong", 0))
+        },
+        "pair": list(pair_of(results) or results.real_methods[:2]),
+        "class_images": {label: results.images_of([label]) for label in results.recall()},
+    }  # fmt: skip
 
 
 def report_figures(results: LocaliseResults) -> dict[str, Any]:

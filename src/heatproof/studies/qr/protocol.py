@@ -50,16 +50,15 @@ from heatproof.errors import InputError, StoreError
 from heatproof.explain.api import explain, read_methods
 from heatproof.images import codes as drawing
 from heatproof.images import open_source
-from heatproof.images.codes import EDITS, MANIFEST, Edited, QRSet
+from heatproof.images.codes import EDITS, MANIFEST, Edited, QRSet, find_photos
 from heatproof.images.distort import DISTORTIONS, SEVERITIES, distort
-from heatproof.images.patterns import find_photos
 from heatproof.images.symbols import find_symbol
 from heatproof.metrics import part_occlusion, structure
 from heatproof.metrics.kit import CONSTANT, Cause, PerImage, pixel_maps
 from heatproof.metrics.localisation import budget_masks
 from heatproof.models import Model
 from heatproof.models.load import best_device
-from heatproof.models.queue import all_logits
+from heatproof.models.model import all_logits
 from heatproof.registry import explainers
 from heatproof.run.engine import UnitGroup, UnitRows, compute_units
 from heatproof.run.progress import Progress
@@ -69,13 +68,16 @@ from heatproof.run.worker import fixed_threads, usual_threads
 from heatproof.store import Manifest, RunFolder, compare_configs
 from heatproof.studies.common import Outcome, named_run, run_config, study_file
 from heatproof.studies.qr import trainings
-from heatproof.studies.qr.page import write_page
-from heatproof.studies.qr.results import CLEAN, Results, at, read_columns
-from heatproof.studies.qr.settings import MAY_CHANGE, MAY_GROW, SAME_CODES, QrSettings
+from heatproof.studies.qr.results import CLEAN, Results, at, read_columns, write_qr_page
+from heatproof.studies.settings import QrSettings
 from heatproof.train import DEPTHS, REGIMES, ablation_grid
 from heatproof.types import Maps, Score, Unit, constant
 
 SETTINGS = "settings.json"
+# Settings that do not affect finished results.
+MAY_CHANGE = ("out", "seeds", "depth_study", "ablation", "figures", "scenes", "edits", "curves", "beside")
+SAME_CODES = ("symbol", "size", "test", "seed", "photos")  # settings that studies on one page share
+MAY_GROW = ("methods", "heavy")
 CODE = 1  # the class that is explained
 STRUCTURE = ("structure", "structure_score(variant='mass')")
 CURVES = ("insertion", "deletion")
@@ -108,7 +110,7 @@ def qr_study(
         results = [seed_results(settings, k, sets, progress, training) for k in range(settings.seeds)]
         places = {os.path.relpath(folder, settings.out.parent): folder for folder in settings.beside}
         others = {f"{read_settings(folder)['model']} ({place})": folder for place, folder in places.items()}
-        return QrOutcome(write_page(settings.out, results, others), tuple(results))
+        return QrOutcome(write_qr_page(settings.out, results, others), tuple(results))
 
 
 def check(settings: QrSettings) -> QrSettings:
