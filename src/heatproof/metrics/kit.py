@@ -80,8 +80,8 @@ def members(
         def single(*args: P.args, **kwargs: P.kwargs) -> Part:
             return read(family(*args, **kwargs), names["key"])
 
-        shown = "Example:\n" + indent(f"{example.format_map(names)}\n{value}", "    ")
-        text = [summary, arguments, f"Returns:\n    {returns.format_map(names)}", shown]
+        lines = indent(f"{example.format_map(names)}\n{value}", "    ")
+        text = [summary, arguments, f"Returns:\n    {returns.format_map(names)}", f"Example:\n{lines}"]
         single.__doc__, single.__signature__ = "\n\n".join(text), signature  # type: ignore[attr-defined]
         single.__name__ = single.__qualname__ = names["name"]
         single.__module__ = family.__module__

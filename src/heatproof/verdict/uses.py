@@ -239,7 +239,7 @@ def evaluate(record: EvidenceRecord) -> list[tuple[Group, Tests, dict[str, float
         own = {(i, key): p for i, of in enumerate(tests) for key, (_, p) in of.items() if key in family}
         p_values |= {key: min(1.0, 2 * p) for key, p in holm(own).items()}
     return [
-        (group, of, {key: p_values[i, key] for key in of if _accuses(key)})
+        (group, of, {key: p_values[i, key] for key in of if (i, key) in p_values})
         for i, (group, of) in enumerate(zip(made, tests, strict=True))
     ]
 
@@ -264,10 +264,6 @@ def decide(
     properties = [test.value for key, (test, _) in tests.items() if key.startswith("property")]
     is_clear &= max(properties, default=math.inf) < effects.property_bound
     return ("yes" if is_clear and follows and tests["exchange"][1] < LEVEL else "undecided"), shortcuts
-
-
-def _accuses(key: str) -> bool:
-    return key == "transplant" or key.startswith("property")
 
 
 def _note(record: EvidenceRecord, answer: Answer, classes: Sequence[ClassAnswer], follows: bool) -> str:
