@@ -21,7 +21,7 @@ from benchmarks.explain import FASTER, captum_gradcam, grad_cam
 from benchmarks.sections import BenchOptions
 from benchmarks.steady import in_use
 from heatproof.explain.api import explain
-from heatproof.run.process import fixed_threads
+from heatproof.run.worker import fixed_threads
 
 LAYER = "layer4"
 

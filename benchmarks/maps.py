@@ -18,9 +18,9 @@ from benchmarks import pairs
 from benchmarks.common import Part, Row, cam_like, cost, side_by_side, speed
 from benchmarks.sections import BenchOptions
 from heatproof.images.symbols import part_masks
+from heatproof.metrics.agreement import ssim
 from heatproof.metrics.localisation import localise, localise_curve
 from heatproof.metrics.on_parts import structure
-from heatproof.metrics.similarity import ssim
 from heatproof.types import Maps, upsample
 
 SIZE = 224

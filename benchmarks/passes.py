@@ -35,9 +35,8 @@ from heatproof.errors import UnknownNameError, need
 from heatproof.explain.api import explain
 from heatproof.images.preprocess import Preprocess
 from heatproof.metrics.faithfulness import DECIDED, insertion_deletion
-from heatproof.metrics.kit import PerImage
+from heatproof.metrics.kit import BatchContext, PerImage
 from heatproof.metrics.sanity import fragility, randomisation
-from heatproof.metrics.scene import BatchContext
 from heatproof.models import load_model
 from heatproof.models.model import Model
 from heatproof.registry import explainers, metrics, parse_call

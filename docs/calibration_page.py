@@ -17,7 +17,7 @@ matplotlib.use("Agg")
 from calibration_words import HERE, UNSEEN, rows, sentences
 from matplotlib import pyplot as plt
 
-from heatproof.metrics.stats import wins
+from heatproof.metrics.results import wins
 from heatproof.verdict.follow import calibration
 from research.calibration.thresholds import OTHER, Share
 

@@ -12,11 +12,11 @@ from contextlib import chdir
 from pathlib import Path
 
 from click.testing import CliRunner
-from heatproof.cli.contrast import contrast_command
 from PIL import Image
 
 from heatproof.cli import main as command_line
 from heatproof.cli._study import arguments
+from heatproof.cli.study import contrast_command
 from heatproof.studies.contrast.protocol import contrast_study, strip
 from heatproof.studies.settings import ContrastSettings
 

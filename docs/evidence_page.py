@@ -17,7 +17,7 @@ from heatproof.demo.networks import CLASSES, CODE, HEALTHY, Sizes, Twin, cheatin
 from heatproof.demo.story import NETWORKS
 from heatproof.metrics.evidence_record import EvidenceItem
 from heatproof.report.panels import Tile, panel
-from heatproof.run.process import fixed_threads
+from heatproof.run.worker import fixed_threads
 
 DOCS = Path(__file__).parent
 PAGE, PICTURE = DOCS / "evidence.md", DOCS / "evidence.png"

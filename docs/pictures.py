@@ -368,20 +368,21 @@ def write(name: str) -> Path:
 # --- tables from the code -----------------------------------------------------------------------------------
 
 FILES = {  # by the file that computes a metric
-    "cscores": "cscore.md", "on_parts": "structure.md", "similarity": "cose.md", "stability": "cose.md",
+    "cscores": "cscore.md", "on_parts": "structure.md", "stability": "cose.md",
     "localisation": "localise.md", "faithfulness": "insertion-deletion.md", "sanity": "sanity.md",
-    "stats": "sanity.md", "agreement": "agreement.md", "classifier": "classifier.md",
+    "results": "sanity.md", "agreement": "agreement.md", "classifier": "classifier.md",
     "specific": "specificity.md", "mosaic": "mosaic.md", "interventions": "evidence.md",
-    "blobs": "localise.md", "mean_maps": "cscore.md", "adversarial": "sanity.md",
 }  # fmt: skip
 FAMILIES = {"Causes": "occlusion.md", "Robustness": "robustness.md"}  # with pages of their own
+SSIM = "cose.md"
 
 
 def page_of(entry: Metric) -> str:
     """The page in docs/metrics that explains a metric."""
     module = inspect.getmodule(entry.function)
     assert module is not None
-    return FAMILIES.get(entry.family) or FILES[module.__name__.rpartition(".")[2]]
+    own = SSIM if entry.name == "ssim" else FAMILIES.get(entry.family)
+    return own or FILES[module.__name__.rpartition(".")[2]]
 
 
 def rows(head: list[str], lines: list[list[str]]) -> str:

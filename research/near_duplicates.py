@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
-from heatproof.images.codes import make_codes
+from heatproof.images.codes import make_qr
 from heatproof.images.duplicates import SIDE, near_duplicates
 
 COPIES = 54  # images of each set that are copied
@@ -55,7 +55,7 @@ def main(data: Path) -> None:
     some = np.random.default_rng(1).permutation(len(xrays))[:450]
     photographs = [Image.open(file).convert("RGB") for file in sorted((data / "imagenet/images").glob("*"))]
     cifar = np.load(data / "cifar10" / "cifar10.npz")["test_images"][:500]
-    codes = make_codes("qr", 300, 0, 224, seed=0, versions=[2]).pictures
+    codes = make_qr(300, 0, 224, seed=0, versions=[2]).pictures
     sets = {
         "chest X-rays": [Image.open(xrays[i]).convert("RGB") for i in some],
         "ImageNet photographs": photographs,

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 import reference_networks
-from heatproof.images.codes import make_codes, write_codes
+from heatproof.images.codes import make_qr, write_codes
 from heatproof.run.config import toml
 from heatproof.run.engine import run_study
 from heatproof.store import RunFolder
@@ -73,7 +73,7 @@ STUDIES: dict[str, dict[str, Any]] = {  # COSE compares checkpoints, and wants m
             "structure_parts(region='box')",
             "model_edit",
         ],
-        "checkpoints": [1, 2],
+        "checkpoints": [1],
         "methods": MORE,
         "targets": "label",
     },
@@ -98,7 +98,7 @@ def made_with() -> dict[str, str]:
 def compute(folder: Path) -> Rows:
     """The rows of all studies, which run in a new folder."""
     side = reference_networks.SIDE
-    write_codes(make_codes("qr", CODES, OTHERS, side, seed=0, versions=[1]), folder / "codes")
+    write_codes(make_qr(CODES, OTHERS, side, seed=0, versions=[1]), folder / "codes")
     rows: Rows = {}
     for network, seeds in SEEDS.items():
         for epoch, seed in enumerate(seeds, 1):

@@ -30,8 +30,7 @@ from heatproof.metrics.faithfulness import insertion_deletion
 from heatproof.metrics.localisation import localise
 from heatproof.metrics.specific import DRAWS, STEPS, against_untrained, gains, under_random_weights
 from heatproof.models.derived import untrained_copy
-from heatproof.models.model import Model
-from heatproof.models.queue import all_logits
+from heatproof.models.model import Model, all_logits
 from heatproof.run.score import as_stored
 from heatproof.train.loop import Data, fit, stratified_split
 from heatproof.train.recipe import Phase, Recipe

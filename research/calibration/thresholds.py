@@ -30,7 +30,7 @@ import numpy as np
 from scipy.stats import beta
 
 from heatproof.errors import InputError
-from heatproof.metrics.stats import wins
+from heatproof.metrics.results import wins
 from heatproof.verdict.follow import ALONE, KINDS, FollowRule, answers
 from research.calibration.collect import CONTROLS, METHODS
 from research.calibration.population import GENERATED, SIDES

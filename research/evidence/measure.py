@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from heatproof.disk import write_whole
 from heatproof.errors import InputError
-from heatproof.metrics.interventions import prepare
+from heatproof.metrics.interventions import Interventions
 from heatproof.metrics.properties import STATISTICS, Transfer
 from research.evidence.plan import Member
 from research.evidence.train import (
@@ -146,17 +146,17 @@ def network_record(
     first, *others = METHODS
     model = trained.model
     images = model.preprocess.normalise(explained.images)
-    study = prepare(model, images, explained.labels, methods=[first], regions=explained.regions)
-    whole = {f"{name}, {WHOLE}": study.transfers[name] for name in STATISTICS}
-    off = {name: off_object(study.transfers[name]) for name in STATISTICS}
-    study = replace(study, transfers=dict(study.transfers) | off | whole)
+    tests = Interventions(model, images, explained.labels, methods=[first], regions=explained.regions)
+    whole = {f"{name}, {WHOLE}": tests.transfers[name] for name in STATISTICS}
+    off = {name: off_object(tests.transfers[name]) for name in STATISTICS}
+    tests.transfers |= off | whole
     numbers = tuple(map(str, range(len(images))))
-    record["evidence"] = study.record(SIDES, numbers, (), None).as_json()
+    record["evidence"] = tests.record(SIDES, numbers, (), None).as_json()
     for method in others:
-        again = prepare(model, images, explained.labels, methods=[method], regions=explained.regions)
+        again = Interventions(model, images, explained.labels, methods=[method], regions=explained.regions)
         windows, anywhere = again.transplants(SIDES)
-        tests: dict[str, Any] = {"off_object": windows, "anywhere": anywhere, "exchange": again.exchange()}
-        record["other_methods"][method] = msgspec.to_builtins(tests)
+        results: dict[str, Any] = {"off_object": windows, "anywhere": anywhere, "exchange": again.exchange()}
+        record["other_methods"][method] = msgspec.to_builtins(results)
     return record
 
 

@@ -34,7 +34,7 @@ from torch.nn import functional as F
 
 from heatproof.errors import InputError
 from heatproof.images import make_qr
-from heatproof.images.patterns import background
+from heatproof.images.codes import background
 from research.calibration.population import ANIMALS
 
 TRAIN, CHECK, HELD_OUT = 0, 1, 2  # splits

@@ -35,10 +35,14 @@ def main() -> None:
 
 @main.command("prepare", cls=ReplicationCommand)
 @click.option("--data", type=PATH, required=True, help="Folder of real images.")
-@click.option("--out", type=PATH, required=True, help="Folder to add the X-rays of the population to.")
-def prepare_command(data: Path, out: Path) -> None:
-    """Copy the X-rays of the trainings, for another machine; `research.evidence prepare` packs weights."""
-    for path, _ in xray_files(data):
+@click.option("--out", type=PATH, required=True, help="Folder to add the images of the trainings to.")
+@study_option
+def prepare_command(data: Path, out: Path, studies: tuple[str, ...]) -> None:
+    """Copy the images of the trainings, for another machine; `research.evidence prepare` packs weights."""
+    files = [data / "cifar10" / "cifar10.npz"] if "cifar" in (studies or STUDIES) else []
+    if studies != ("cifar",):
+        files += [path for path, _ in xray_files(data)]
+    for path in files:
         target = out / path.relative_to(data)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
@@ -79,6 +83,22 @@ def pages_command() -> None:
     from research.replication.pages import write_pages
 
     write_pages()
+
+
+@main.command("rank", cls=ReplicationCommand)
+@click.option("--data", type=PATH, required=True, help="Folder of real images and weights.")
+@click.option(
+    "--out", type=PATH, required=True, help="Folder for the results, one file per pair of networks."
+)
+@click.option("--device", help="cuda, cpu, ...; the fastest available by default.")
+@click.option("--network", "networks", multiple=True, default=("mini",), show_default=True,
+              help="Of the calibration's population; repeatable.")  # fmt: skip
+def rank_command(data: Path, out: Path, device: str | None, networks: tuple[str, ...]) -> None:
+    """Compare how metrics rank methods, with the truth of planted evidence beside them."""
+    from research.replication.rankings import measure_all, write_rankings
+
+    measure_all(networks, data, out, best_device(device), say)
+    write_rankings(out)
 
 
 if __name__ == "__main__":

@@ -25,8 +25,7 @@ from scipy.stats import rankdata
 from heatproof.metrics.results import PerClass
 from heatproof.train.recipe import Epoch, GradientNorm
 from heatproof.verdict.alarms import NAMES, find_alarms
-from heatproof.verdict.epochs import jumps, whole_norm
-from heatproof.verdict.trajectory import CheckpointState, Trajectory
+from heatproof.verdict.trajectory import CheckpointState, Trajectory, jumps, whole_norm
 
 DROP, OTHER_DROPS, GOOD, WITHIN = 0.05, (0.02, 0.1), 0.75, 3
 LOSS_RISE, AUC_DIP = 1.25, 0.01  # validation loss over its best; AUC below its best

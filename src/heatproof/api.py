@@ -24,7 +24,6 @@ from heatproof.verdict.trajectory import models, ordered
 
 if TYPE_CHECKING:
     import pandas
-    import pyarrow
     from torch import nn
 
     from heatproof.metrics.kit import Passes
@@ -58,26 +57,22 @@ class Run:
         """Whether the run is complete, and how many of its images could be used."""
         return self.folder.status()
 
-    def scores(self) -> pandas.DataFrame | pyarrow.Table | dict[str, np.ndarray]:
+    def scores(self) -> pandas.DataFrame | dict[str, np.ndarray]:
         """All rows: model, checkpoint, image, label, explained, method, metric, value, reason, unit.
 
-        A pandas DataFrame if pandas is installed, else an Arrow table if pyarrow is installed, else a dict of
-        arrays by column. Rows about a whole class or checkpoint have image ''.
+        A pandas DataFrame if pandas is installed, else a dict of arrays by column. Rows about a whole class
+        or checkpoint have image ''.
         """
         columns = self.folder.scores().columns("from scores order by all")
-        if find_spec("pandas"):
-            pandas = import_module("pandas")
-            integers = {
-                name: pandas.arrays.IntegerArray(column.data, np.ma.getmaskarray(column))
-                for name, column in columns.items()
-                if column.dtype.kind == "i" and isinstance(column, np.ma.MaskedArray)
-            }
-            return pandas.DataFrame(columns | integers)
-        if find_spec("pyarrow"):
-            pyarrow = import_module("pyarrow")
-            masked = {name: (np.ma.getdata(c), np.ma.getmaskarray(c)) for name, c in columns.items()}
-            return pyarrow.table({name: pyarrow.array(c, mask=m) for name, (c, m) in masked.items()})
-        return columns
+        if not find_spec("pandas"):
+            return columns
+        pandas = import_module("pandas")
+        integers = {
+            name: pandas.arrays.IntegerArray(column.data, np.ma.getmaskarray(column))
+            for name, column in columns.items()
+            if column.dtype.kind == "i" and isinstance(column, np.ma.MaskedArray)
+        }
+        return pandas.DataFrame(columns | integers)
 
     def table(self, checkpoint: str | None = None, model: str | None = None) -> pandas.DataFrame:
         """Means over images with 95 % intervals: a row per method, columns (metric, mean/low/high/n).

@@ -91,7 +91,8 @@ def about(subject: str) -> Iterator[None]:
         raise InputError(f"{subject}: {error}") from error
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, to be part of a sentence."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 

@@ -75,8 +75,8 @@ def heatproof_run(request: pytest.FixtureRequest) -> CheckedRun:
         pytest.skip(f"no run is named; give pytest {OPTION} FOLDER, or set {KEY} in its settings")
     from heatproof.api import open_run
     from heatproof.errors import HeatproofError
+    from heatproof.rows import MIN_USABLE
     from heatproof.verdict.gate import whole
-    from heatproof.verdict.rules import MIN_USABLE
 
     try:
         run = open_run(path)

@@ -13,6 +13,8 @@ from typing import Any
 from heatproof.errors import InputError
 
 RANDOM, PRETRAINED = "random", "pretrained"  # names of checkpoints without a file
+MIN_USABLE = 0.95  # of the planned images of a run, for its verdict and the rules of the gate
+MIN_N = 30  # images behind a number, for the same
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     import numpy.typing
 
     from heatproof.images.preprocess import Preprocess
-    from heatproof.models.model import Model
-    from heatproof.models.queue import Queue
+    from heatproof.models.model import Model, Queue
 
 ArrayLike: TypeAlias = "Tensor | numpy.typing.ArrayLike"
 Picture = str | PathLike[str] | Image.Image
@@ -151,8 +150,8 @@ class Trace:
         model, images: the network, and "b c H W" as given.
         targets, logits: "b", the explained class, and "b k".
         layer: the layer most CAMs read.
-        layers, scales: every captured layer, in order of execution; those that multi-scale CAMs average.
-        activations, gradients: By layer, each "b c h w", float32.
+        scales: the layers that multi-scale CAMs average.
+        activations, gradients: by layer, in order of execution, each "b c h w", float32.
         input_gradient: "b c H W".
         blank_logits: "k", of the all-zero image.
         queue, seed: for methods that perturb the input, and for those that draw random numbers.
@@ -171,7 +170,6 @@ class Trace:
     targets: Tensor
     logits: Tensor
     layer: str | None = None
-    layers: tuple[str, ...] = ()
     scales: tuple[str, ...] = ()
     activations: Mapping[str, Tensor] = field(default_factory=dict)
     gradients: Mapping[str, Tensor] = field(default_factory=dict)

@@ -48,8 +48,8 @@ images = {{kind = "folder", path = "{}"}}
 spec = "{}"
 {}
 """
-# Most commands need a fifth of the time that scipy.stats takes to import. Gate and verdict import it and need 1.2 times as much;
-# with torch it would be 3 times.
+# Most commands need a fifth of the time that scipy.stats takes to import. Gate and verdict import it and need
+# 1.2 times as much; with torch it would be 3 times.
 LARGEST_RATIO = 2.0
 
 
@@ -217,7 +217,7 @@ def test_a_run_keeps_the_facts_of_its_metrics_and_methods(tmp_path: Path) -> Non
     assert facts.method("gradcam") is None and not facts.is_floor("gradcam ~ random")
     for metric in ("cscore_low", "randomisation_ssim", "Insertion", "nothing"):
         assert facts.metric_of(metric) == registered.metric_of(metric)
-    assert facts.definition("heatproof.metrics.gold") == "" != facts.definition("heatproof.metrics.sanity")
+    assert facts.definition("heatproof.metrics.kit") == "" != facts.definition("heatproof.metrics.sanity")
     assert json.loads((tmp_path / "run" / "run.json").read_text(), parse_constant=pytest.fail)
 
 

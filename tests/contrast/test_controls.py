@@ -1,4 +1,7 @@
-"""What does not follow the network is never said to show the token, Grad-CAM always is: on twelve pairs."""
+"""What does not follow the network is never said to show the token, Grad-CAM always is: on twelve pairs.
+
+Four of them in `make test`, the others in `make test-portable`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from research.calibration.collect import CONTROLS, all_maps
 pytestmark = pytest.mark.trains
 
 EXACT = ("random", "edges", "centre", "untrained network", "untrained gradient")  # the same under A and B
-SEEDS = range(12)
+SEEDS = [range(4), pytest.param(range(4, 12), marks=pytest.mark.seeds)]
 
 
 def scores_of(seed: int) -> dict[str, ContrastScore] | None:
@@ -31,10 +34,10 @@ def scores_of(seed: int) -> dict[str, ContrastScore] | None:
     return {method: ContrastScore(method, a[method], b[method], seed=seed) for method in a}
 
 
-@pytest.fixture(scope="module")
-def result() -> list[dict[str, ContrastScore]]:
-    made = [scores for seed in SEEDS if (scores := scores_of(seed))]
-    assert len(made) >= 9  # of most pairs the flips say that they are as planted
+@pytest.fixture(scope="module", params=SEEDS, ids=["four pairs", "eight pairs"])
+def result(request: pytest.FixtureRequest) -> list[dict[str, ContrastScore]]:
+    made = [scores for seed in request.param if (scores := scores_of(seed))]
+    assert len(made) >= 0.75 * len(request.param)  # of most pairs the flips say that they are as planted
     return made
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from heatproof.contrast.pair import (
 )
 from heatproof.errors import HeatproofError, InputError, ModelError
 from heatproof.models import Model
+from heatproof.train import History
 from heatproof.types import Maps
 
 pytestmark = pytest.mark.trains
@@ -144,6 +146,84 @@ def test_a_network_with_one_logit_and_one_in_half_precision() -> None:
     half = network()
     half.module.half()
     assert trainable_copy(half).dtype == torch.float32 and half.dtype == torch.float16
+
+
+# --- a training that collapses ------------------------------------------------------------------------------
+
+PAIR = importlib.import_module("heatproof.contrast.pair")  # hp.contrast is the function
+
+
+def test_a_collapsed_training_is_restarted_at_a_lower_rate_and_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a rate of 10 every ReLU dies; the restarted training is that of the lower rate."""
+    monkeypatch.setattr(PAIR, "SLOWER", 1000.0)
+    model = network()
+    images, labels = model_ready(model)
+    options: dict[str, Any] = {"token": TAG, "positive": 1, "epochs": 12}
+    trained: list[tuple[str, int]] = []
+    stops = [("A", 4, 3), ("A", 1, 2), ("B", 1, 2)]  # in the collapse, and in both trainings after it
+
+    def progress(which: str, at: Any) -> None:
+        place = which, at.epoch, at.batch
+        if at.result is not None:
+            trained.append(place[:2])
+        elif place in stops and (stops[0] == place or len(trained) > 3):
+            stops.remove(place)
+            raise KeyboardInterrupt
+
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            make_pair(model, images, labels, out=tmp_path, progress=progress, lr=10, **options)
+    pair = make_pair(model, images, labels, out=tmp_path, progress=progress, lr=10, **options)
+    assert pair.holds and pair.restarts == 1 and not stops
+    collapse = History.from_json((tmp_path / "a" / "history.json").read_text())
+    assert 5 <= len(collapse) < 12 and all(epoch.loss > 0.65 for epoch in collapse.epochs)
+    epochs = [("A", i + 1) for i in range(len(collapse))]
+    assert trained == epochs + [(which, i + 1) for which in "AB" for i in range(pair.epochs)]  # each once
+    fastest = [
+        epoch.lr for epoch in History.from_json((tmp_path / "restart-1/a/history.json").read_text()).epochs
+    ]
+    assert fastest == [10 / 1000] * pair.epochs  # the highest rate is lower too
+    trained.clear()
+    again = make_pair(model, images, labels, out=tmp_path, progress=progress, lr=10, **options)
+    assert not trained and same(again.a, pair.a) and same(again.b, pair.b) and again.restarts == 1
+    whole = make_pair(model, images, labels, lr=10, **options)
+    assert same(whole.a, pair.a) and same(whole.b, pair.b) and whole.planting == pair.planting
+
+
+def test_both_trainings_are_restarted_if_b_collapses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def has_collapsed(self: Any, history: History) -> bool:
+        return not self.planted and self.phase.lr > 5e-4
+
+    monkeypatch.setattr(PAIR.PlantingCourse, "has_collapsed", has_collapsed)
+    model = network()
+    pair = make_pair(model, *model_ready(model), positive=1, epochs=1, lr=1e-3, out=tmp_path)
+    assert pair.restarts == 1 and (tmp_path / "restart-1" / "a").is_dir()
+    monkeypatch.undo()
+    slower = make_pair(model, *model_ready(model), positive=1, epochs=1, lr=1e-3 / 3)
+    assert same(slower.a, pair.a) and same(slower.b, pair.b)
+
+
+def test_restarts_end_and_the_failure_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PAIR, "SLOWER", 1.0)
+    model = network()
+    pair = make_pair(model, *model_ready(model), positive=1, lr=10, epochs=12)
+    assert pair.restarts == 2 and not pair.holds and "planting failed" in pair.planting.sentence
+
+
+@pytest.mark.parametrize("lr", [1e-5, 3e-3])
+def test_trainings_that_do_not_collapse_are_the_same_with_and_without_the_check(
+    lr: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 1e-5 the loss stays that of a constant answer, and the network has not collapsed."""
+    model = network()
+    images, labels = model_ready(model)
+    checked = make_pair(model, images, labels, TAG, positive=1, epochs=7, lr=lr)
+    monkeypatch.setattr(PAIR.PlantingCourse, "has_collapsed", lambda self, history: False)
+    unchecked = make_pair(model, images, labels, TAG, positive=1, epochs=7, lr=lr)
+    assert checked.restarts == 0 and checked.epochs == unchecked.epochs
+    assert same(checked.a, unchecked.a) and same(checked.b, unchecked.b)
 
 
 # --- bad input ----------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from heatproof.errors import InputError
 from heatproof.metrics.interventions import OFF_OBJECT
 from heatproof.report.page import advice
 from heatproof.report.pieces import number
-from heatproof.run.process import fixed_threads
+from heatproof.run.worker import fixed_threads
 from heatproof.store import RunFolder
 from heatproof.studies.cose.results import read_pairs
 from heatproof.train import TrainProgress
@@ -284,7 +284,10 @@ def test_a_demo_killed_while_the_twin_was_trained_goes_on(made: tuple[Path, str]
             with pytest.raises(KilledError):
                 cheating_twin(tmp_path, QUICK, 0, weights, on_progress)
         again = cheating_twin(tmp_path, QUICK, 0, weights, on_progress)
-    assert trained == [(which, i + 1) for which in "AB" for i in range(again.point.epochs)]
+    each_once = [(which, i + 1) for which in "AB" for i in range(again.point.epochs)]
+    assert trained[-len(each_once) :] == each_once
+    restarted = (tmp_path / FOLDER / "strength-100" / "restart-1").exists()  # on some CPUs, after a collapse
+    assert (len(trained) > len(each_once)) == restarted
     scores = Path(FOLDER, "strength-100", "scores.json")
     assert (tmp_path / scores).read_bytes() == (made[0] / scores).read_bytes()
 

@@ -25,8 +25,8 @@ from heatproof.errors import (
 )
 from heatproof.explain import providers
 from heatproof.explain.api import read_methods
-from heatproof.explain.providers import PROVIDERS, Provider
-from heatproof.registry import Explainer, explainers
+from heatproof.explain.providers import offered
+from heatproof.registry import explainers
 from heatproof.types import Signed
 
 with warnings.catch_warnings():
@@ -220,14 +220,10 @@ NEEDED = {
     "IntegratedGradients": "n_steps=4, baselines='blur'",
 }  # fmt: skip
 EVERY = [
-    *(
-        f"captum:{name}({NEEDED.get(name, '')})"
-        for name in PROVIDERS["captum"].offers
-        if name != "ShapleyValues"
-    ),
-    *(f"grad-cam:{name}" for name in PROVIDERS["grad-cam"].offers),
-    *(f"zennit:{name}" for name in PROVIDERS["zennit"].offers),
-    *(f"lime:{name}(num_samples=8)" for name in PROVIDERS["lime"].offers),
+    *(f"captum:{name}({NEEDED.get(name, '')})" for name in offered("captum") if name != "ShapleyValues"),
+    *(f"grad-cam:{name}" for name in offered("grad-cam")),
+    *(f"zennit:{name}" for name in offered("zennit")),
+    *(f"lime:{name}(num_samples=8)" for name in offered("lime")),
 ]
 
 
@@ -334,14 +330,6 @@ def test_naming_methods_imports_no_package() -> None:
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
-
-
-def test_a_plug_in_brings_a_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
-    def make(name: str) -> Explainer:
-        return Explainer(f"theirs:{name}", lambda trace: trace.images.mean(1))
-
-    monkeypatch.setitem(PROVIDERS, "theirs", Provider("theirs", "", make, ("Mean",)))
-    assert torch.equal(hp.explain(network(), images(), "theirs:mean")["theirs:mean"].values, images().mean(1))
 
 
 # --- functions of the user's ------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from heatproof.errors import HeatproofError
-from heatproof.images.codes import QRSet, Spot, make_codes
+from heatproof.images.codes import QRSet, Spot, make_qr
 from heatproof.images.distort import DISTORTIONS, SEVERITIES, distort, geometry, homography
 from heatproof.metrics.on_parts import structure
 
@@ -21,7 +21,7 @@ FINE = 32  # points per pixel and axis: fewer, and the reference errs more than 
 
 @pytest.fixture(scope="module")
 def codes() -> QRSet:
-    return make_codes("qr", 6, 0, SIDE, seed=5, versions=(1, 2, 3))
+    return make_qr(6, 0, SIDE, seed=5, versions=(1, 2, 3))
 
 
 def rectangles(mask: np.ndarray) -> list[tuple[int, int, int, int]]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 
-from heatproof.images.codes import make_codes
+from heatproof.images.codes import make_qr
 from heatproof.images.duplicates import MOST_CROPS, SIDE, near_duplicates
 from heatproof.images.files import named_file, read_image
 
@@ -92,7 +92,7 @@ def shapes(count: int) -> list[Image.Image]:
 
 
 def test_different_images_that_look_alike_are_not_merged() -> None:
-    codes = [Image.fromarray(code) for code in make_codes("qr", 60, 0, 224, seed=0, versions=[2]).pictures]
+    codes = [Image.fromarray(code) for code in make_qr(60, 0, 224, seed=0, versions=[2]).pictures]
     for images in (tiles(), shapes(200), codes):
         assert distinct(images) == len(images)
 

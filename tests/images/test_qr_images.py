@@ -13,7 +13,7 @@ from PIL import Image
 
 from heatproof.errors import InputError
 from heatproof.images import codes as qr
-from heatproof.images.patterns import BACKGROUNDS, background, finderless, shuffled
+from heatproof.images.codes import BACKGROUNDS, background, finderless, shuffled
 from heatproof.images.symbols import ALPHABET, LEVELS, QR, capacity, encode_qr, part_masks
 from heatproof.metrics.on_parts import structure
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from heatproof.images.codes import QRSet, make_codes
+from heatproof.images.codes import QRSet, make_qr
 from heatproof.images.distort import distort
 from heatproof.images.symbols import SYMBOLS, Code
 
@@ -16,7 +16,7 @@ pytest.importorskip("segno")
 
 @pytest.fixture(scope="module")
 def codes() -> QRSet:
-    return make_codes("qr", 100, 0, 224, seed=1)
+    return make_qr(100, 0, 224, seed=1)
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +66,6 @@ def test_zxing_reads_every_version_of_every_symbol(symbol: str) -> None:
 
 @pytest.mark.parametrize("symbol", sorted(set(SYMBOLS) - {"qr"}))
 def test_zxing_reads_the_pictures_of_other_symbols(symbol: str) -> None:
-    made = make_codes(symbol, 40, 0, 224, seed=0)
+    made = make_qr(40, 0, 224, seed=0, symbol=symbol)
     read = [s.code.text in read_by_zxing(p) for p, s in zip(made.pictures, made.spots, strict=True)]
     assert np.mean(read) >= 0.95

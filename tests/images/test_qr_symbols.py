@@ -7,9 +7,8 @@ import pytest
 
 from heatproof.errors import HeatproofError, InputError
 from heatproof.images import symbols as printed
-from heatproof.images.codes import make_codes
+from heatproof.images.codes import NEGATIVES, make_qr, negatives_of
 from heatproof.images.distort import distort
-from heatproof.images.patterns import NEGATIVES, negatives_of
 from heatproof.images.symbols import PARTS, SYMBOLS, Symbol, register
 
 pytest.importorskip("segno")
@@ -30,14 +29,14 @@ def test_every_symbol_keeps_its_promises(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(SYMBOLS))
 def test_every_symbol_makes_pictures_masks_and_negatives(name: str) -> None:
-    made = make_codes(name, 4, 12, 160, seed=3)
+    made = make_qr(4, 12, 160, seed=3, symbol=name)
     assert made.kinds[:4].tolist() == [name] * 4 and set(made.kinds[4:]) == set(negatives_of(SYMBOLS[name]))
     for i, spot in enumerate(made.spots[:4]):
         for part, modules in spot.code.parts.items():
             assert made.masks[part][i].sum() == modules.sum() * spot.scale**2
         inside = made.pictures[i][spot.rows, spot.columns].sum(-1) < 3 * 127
         assert np.array_equal(inside[:: spot.scale, :: spot.scale], spot.code.modules)
-    assert np.array_equal(make_codes(name, 5, 1, 160, seed=3).pictures[:4], made.pictures[:4])
+    assert np.array_equal(make_qr(5, 1, 160, seed=3, symbol=name).pictures[:4], made.pictures[:4])
     _, masks = distort(made.pictures, "perspective", 1.0, masks=made.masks)
     assert masks is not None and all(masks[part][:4].any((1, 2)).all() for part in PARTS)
 
@@ -95,8 +94,8 @@ def test_what_cannot_be_encoded_raises_a_clear_error() -> None:
             "40 characters do not fit into version 1 of the Aztec code",
         ),
         (lambda: printed.AZTEC.encode("", 1), "printable ASCII"),
-        (lambda: make_codes("barcode", 1, 1, 40), "does not fit into 40x40 pixels"),
-        (lambda: make_codes("qrr", 1, 1), "unknown symbol 'qrr'; did you mean 'qr'"),
+        (lambda: make_qr(1, 1, 40, symbol="barcode"), "does not fit into 40x40 pixels"),
+        (lambda: make_qr(1, 1, symbol="qrr"), "unknown symbol 'qrr'; did you mean 'qr'"),
     ):
         with pytest.raises(HeatproofError, match=message):
             wrong()

@@ -11,8 +11,8 @@ from PIL import Image
 
 from heatproof.errors import InputError
 from heatproof.images import Preprocess, batches, open_source
-from heatproof.images.arrays import open_seen
 from heatproof.images.files import Raster, raster
+from heatproof.images.kinds import open_seen
 from heatproof.images.preprocess import FILTERS, Side, fractions, to_tensor
 from heatproof.images.source import Hashes, identify
 

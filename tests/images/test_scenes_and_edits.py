@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from heatproof.errors import InputError
-from heatproof.images import make_qr
-from heatproof.images.codes import EDITS, edit_finders, make_codes, make_scenes
+from heatproof.images.codes import EDITS, edit_finders, make_qr, make_scenes
 
 SIZE = 128
 
@@ -51,7 +50,7 @@ DIGEST = "83b5d55dd90bbc94"
 
 @pytest.mark.parametrize("kind", EDITS)
 def test_only_the_finder_and_its_new_place_change(kind: str) -> None:
-    codes = make_codes("qr", 8, 0, SIZE, 1)
+    codes = make_qr(8, 0, SIZE, 1)
     edited = edit_finders(codes, kind, 0)
     assert edited.done.sum() >= 4 and np.array_equal(edited.pictures, edit_finders(codes, kind, 0).pictures)
     for i in np.flatnonzero(edited.done):
@@ -86,6 +85,6 @@ def test_bad_requests_raise_a_clear_error() -> None:
 
 
 def test_a_symbol_without_three_finders_is_left_alone() -> None:
-    codes = make_codes("datamatrix", 2, 0, 64, 0)
+    codes = make_qr(2, 0, 64, 0, symbol="datamatrix")
     edited = edit_finders(codes, "remove")
     assert not edited.done.any() and np.array_equal(edited.pictures, codes.pictures)

@@ -16,8 +16,7 @@ import heatproof as hp
 from conftest import randomise, same, state_of
 from heatproof.errors import InputError
 from heatproof.images.preprocess import Preprocess
-from heatproof.metrics.adversarial import _cam, _gradient, _layer, _search, adversarial_fragility
-from heatproof.metrics.sanity import fragility
+from heatproof.metrics.sanity import _cam, _gradient, _layer, _search, adversarial_fragility, fragility
 from heatproof.models.model import Model
 from heatproof.run.engine import run_study
 from heatproof.store import RunFolder

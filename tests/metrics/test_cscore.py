@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from heatproof.errors import InputError
 from heatproof.metrics import cscores
+from heatproof.metrics.classifier import thresholds
 from heatproof.metrics.cscores import (
     BLANK,
     confidence_weights,
@@ -24,7 +25,6 @@ from heatproof.metrics.cscores import (
     soft_iou_matrix,
     temperature,
 )
-from heatproof.metrics.gold import thresholds
 from heatproof.registry import metrics
 from heatproof.types import Maps
 

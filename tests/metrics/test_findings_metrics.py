@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from heatproof.errors import InputError
-from heatproof.metrics.classifier import accuracy, auc, auc_errors, recall
+from heatproof.metrics.classifier import accuracy, auc, auc_errors, recall, thresholds
 from heatproof.metrics.cscores import gold_list
-from heatproof.metrics.gold import thresholds
 
 
 def made(n: int = 60, k: int = 3, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

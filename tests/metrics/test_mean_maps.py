@@ -14,7 +14,7 @@ from hypothesis.extra.numpy import arrays
 
 import heatproof as hp
 from heatproof.errors import InputError
-from heatproof.metrics.mean_maps import dom
+from heatproof.metrics.cscores import dom
 from heatproof.run.engine import run_study
 from heatproof.store import RunFolder
 from heatproof.types import Maps

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import heatproof as hp
 from conftest import counting, small_cnn
 from heatproof.errors import InputError, ModelError
+from heatproof.metrics.results import above_floors
 from heatproof.metrics.sanity import (
     KINDS,
     _shifted_copy,
@@ -27,7 +28,6 @@ from heatproof.metrics.sanity import (
     parameter_randomisation,
     randomisation,
 )
-from heatproof.metrics.stats import above_floors
 from heatproof.models import derived
 from heatproof.models.derived import copy_of, reinitialise, untrained_copy
 from heatproof.models.heads import Multilabel

@@ -20,7 +20,7 @@ import heatproof as hp
 from conftest import counting, small_cnn
 from heatproof.errors import InputError
 from heatproof.explain.baselines import baseline_images
-from heatproof.metrics.scene import BatchContext
+from heatproof.metrics.kit import BatchContext
 from heatproof.metrics.specific import (
     BINS,
     BLANK,

@@ -16,7 +16,7 @@ from skimage.metrics import structural_similarity
 from torch.nn.functional import interpolate
 
 from heatproof.errors import InputError
-from heatproof.metrics.similarity import ssim, ssim_reasons
+from heatproof.metrics.agreement import ssim, ssim_reasons
 from heatproof.metrics.stability import cose, cose_map, cose_split, overall, ssim_to_final
 from heatproof.types import Maps
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 import heatproof as hp
 from conftest import needs_cuda, same, small_cnn, state_of
 from heatproof.models.accel import SWITCH, WORTH_IT, Accelerator
-from heatproof.models.queue import all_logits
+from heatproof.models.model import all_logits
 from heatproof.models.running import frozen_eval
 
 pytestmark = needs_cuda

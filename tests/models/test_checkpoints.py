@@ -221,10 +221,18 @@ def test_integers_are_no_weights(tmp_path: Path) -> None:
 def test_pipes_and_devices_are_never_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.pt")
     (tmp_path / "zero.pt").symlink_to("/dev/zero")
-    code = (
-        "import sys; from heatproof.models.checkpoints import read_checkpoint; read_checkpoint(sys.argv[1])"
-    )
-    for name in ("pipe.pt", "zero.pt"):
-        command = [sys.executable, "-c", code, str(tmp_path / name)]
-        process = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        assert "is a pipe or a device, not a file; name a weight file" in process.stderr
+    code = """
+import sys
+from heatproof.errors import CheckpointError
+from heatproof.models.checkpoints import read_checkpoint
+for path in sys.argv[1:]:
+    try:
+        read_checkpoint(path)
+    except CheckpointError as error:
+        print(error)
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "pipe.pt"), str(tmp_path / "zero.pt")]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    sentences = process.stdout.splitlines()
+    assert len(sentences) == 2, process.stderr
+    assert all("is a pipe or a device, not a file; name a weight file" in line for line in sentences)

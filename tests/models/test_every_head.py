@@ -13,12 +13,10 @@ from torch import Tensor, nn
 import heatproof as hp
 from conftest import needs_cuda, same, small_cnn, small_vit, state_of
 from heatproof.errors import HeatproofError, InputError
-from heatproof.metrics.kit import PerImage
+from heatproof.metrics.kit import BatchContext, CheckpointContext, ImagePool, PerImage
 from heatproof.metrics.on_parts import part_occlusion
-from heatproof.metrics.scene import BatchContext, CheckpointContext, ImagePool
 from heatproof.models.dense_heads import HEADS
-from heatproof.models.model import Model
-from heatproof.models.queue import bind_targets
+from heatproof.models.model import Model, bind_targets
 from heatproof.registry import explainers, metrics
 from heatproof.run.score import measure
 from heatproof.types import Batch, Truth

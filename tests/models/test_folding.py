@@ -11,7 +11,7 @@ import heatproof as hp
 from conftest import same, small_cnn, state_of
 from heatproof.models.accel import WORTH_IT, AccelerationState, Accelerator
 from heatproof.models.accel.folding import Folding, foldable
-from heatproof.models.queue import Queue, all_logits
+from heatproof.models.model import Queue, all_logits
 from heatproof.models.running import frozen_eval
 
 

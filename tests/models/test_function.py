@@ -18,7 +18,7 @@ from conftest import counting, small_cnn
 from heatproof.cli import main
 from heatproof.errors import InputError, ModelError
 from heatproof.images import Preprocess
-from heatproof.models.queue import all_logits
+from heatproof.models.model import all_logits
 from heatproof.models.running import is_function
 from heatproof.registry import explainers
 from tiny_study import make_study, write_study

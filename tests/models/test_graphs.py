@@ -18,10 +18,9 @@ from torch.utils._pytree import tree_leaves
 import heatproof as hp
 from conftest import needs_cuda, small_cnn
 from heatproof.explain import api
-from heatproof.models.accel import Accelerator
-from heatproof.models.accel.graphs import MOST, SEEN, Graphs, _refusing_to_wait, recordable
+from heatproof.models.accel import MOST, SEEN, Accelerator, Graphs, _refusing_to_wait, recordable
 from heatproof.models.derived import copy_of
-from heatproof.models.state import ModuleState
+from heatproof.models.running import ModuleState
 
 CAMS = ["gradcam", "gradcam++", "layercam", "xgradcam", "hirescam", "eigencam", "eigengradcam"]
 

@@ -21,7 +21,7 @@ from heatproof.models.running import frozen_eval
 
 METHODS = ["gradcam", "gradient", "ablationcam", "rise(masks=2)"]  # hooks, flags, patched forwards, a queue
 WATCHED = (
-    "models/model.py", "models/capture.py", "models/running.py", "models/queue.py",
+    "models/model.py", "models/capture.py", "models/running.py",
     "contextlib.py", "torch/random.py", "grad_mode.py",
 )  # fmt: skip
 PLACES = 200

@@ -13,7 +13,8 @@ import torch
 import heatproof as hp
 from conftest import needs_cuda, small_cnn
 from heatproof.errors import InputError
-from heatproof.models.accel import graphs, in_parts, limited_memory, memory
+from heatproof.models import accel
+from heatproof.models.accel import in_parts, limited_memory
 from heatproof.store import RunFolder
 
 GIB = 2**30
@@ -49,14 +50,14 @@ def test_a_single_input_is_tried_again_on_a_gpu_and_refused_on_a_cpu(monkeypatch
     model, waited = hp.Model(small_cnn()), list[float]()
     with pytest.raises(torch.OutOfMemoryError):
         list(in_parts(model, 2, Short(0)))
-    monkeypatch.setattr(memory.time, "sleep", waited.append)
-    monkeypatch.setattr(memory, "release_memory", lambda *_: None)
+    monkeypatch.setattr(accel.time, "sleep", waited.append)
+    monkeypatch.setattr(accel, "release_memory", lambda *_: None)
     monkeypatch.setattr(hp.Model, "device", torch.device("cuda"))
     parts = list(in_parts(model, 2, Short(1, failures=2)))
-    assert [list(part) for part, _ in parts] == [[0], [1]] and waited == list(memory.WAITS[:2])
+    assert [list(part) for part, _ in parts] == [[0], [1]] and waited == list(accel.WAITS[:2])
     with pytest.raises(torch.OutOfMemoryError):
         list(in_parts(model, 1, Short(0)))
-    assert len(waited) == 2 + len(memory.WAITS)
+    assert len(waited) == 2 + len(accel.WAITS)
 
 
 def test_other_errors_are_raised_at_once() -> None:
@@ -69,7 +70,7 @@ def test_other_errors_are_raised_at_once() -> None:
 
 @pytest.mark.parametrize("text", ["half", "0", "1.5", "nan"])
 def test_a_share_is_a_number_up_to_one(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(memory.VARIABLE, text)
+    monkeypatch.setenv(accel.MEMORY, text)
     with pytest.raises(InputError, match=f"from 0 to 1; got '{text}'"), limited_memory("cpu"):
         pass
 
@@ -82,12 +83,12 @@ class Sized:
 
 
 def test_the_largest_recordings_of_all_networks_are_dropped_until_the_rest_fits() -> None:
-    first, second = graphs.Graphs(), graphs.Graphs()
+    first, second = accel.Graphs(), accel.Graphs()
     first.recordings.update({("a", 1): Sized(5), ("b", 1): Sized(2)})
     second.recordings.update({("a", 1): Sized(3)})
-    graphs.drop_recordings(6)
+    accel.drop_recordings(6)
     assert list(first.recordings) == [("b", 1)] and list(second.recordings) == [("a", 1)]
-    graphs.drop_recordings()
+    accel.drop_recordings()
     assert not first.recordings and not second.recordings
 
 
@@ -113,14 +114,14 @@ def test_recordings_of_many_networks_share_a_pool_and_stay_within_the_limit(
 ) -> None:
     torch.cuda.empty_cache()
     limit = 64 * 2**20
-    monkeypatch.setattr(graphs, "_most_bytes", lambda _device: limit)
+    monkeypatch.setattr(accel, "_most_bytes", lambda _device: limit)
     images = torch.randn(64, 3, 64, 64, device="cuda")
     models = [hp.load_model(small_cnn().eval(), device="cuda") for _ in range(6)]
     expected = [hp.explain(model, images[:32], ["gradcam", "layercam"]) for model in models]
     for _ in range(5):
         for model in models:
             hp.explain(model, images, ["gradcam", "layercam", "rise(masks=300)"])
-    every = [recording for entry in list(graphs._every) for recording in entry.recordings.values()]
+    every = [recording for entry in list(accel._every) for recording in entry.recordings.values()]
     assert every and len({recording.pool for recording in every if recording.pool}) == 1
     assert sum(recording.bytes for recording in every) <= limit + max(recording.bytes for recording in every)
     for model, before in zip(models, expected, strict=True):
@@ -162,7 +163,7 @@ def test_three_runs_at_once_with_8_gb_each_give_the_rows_of_a_single_run(tmp_pat
 
     def start(name: str, share: float) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "heatproof", "run", "study.toml", "--out", name]
-        environment = os.environ | {memory.VARIABLE: f"{min(1.0, share):.4f}"}
+        environment = os.environ | {accel.MEMORY: f"{min(1.0, share):.4f}"}
         return subprocess.Popen(
             command,
             cwd=tmp_path,

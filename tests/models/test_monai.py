@@ -10,7 +10,7 @@ import torch
 
 import heatproof as hp
 from heatproof.errors import ModelError, TargetError, UnknownNameError
-from heatproof.models.queue import bind_targets
+from heatproof.models.model import bind_targets
 
 SMALL: dict[str, Any] = {"init_features": 4, "growth_rate": 4, "block_config": (1, 1)}
 

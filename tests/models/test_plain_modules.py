@@ -16,7 +16,7 @@ import heatproof as hp
 from conftest import needs_cuda, same, small_cnn, state_of
 from heatproof.models import model as models
 from heatproof.models.model import as_model
-from heatproof.models.state import ModuleState
+from heatproof.models.running import ModuleState
 
 METHODS = ["gradcam", "layercam", "gradient"]
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_cuda)]
@@ -217,7 +217,7 @@ def test_what_is_known_is_freed_with_the_module(kind: Callable[[], nn.Module]) -
     assert gone() is None and facts() is None
 
 
-def test_memory_is_flat_over_two_thousand_new_modules() -> None:
+def test_memory_is_flat_over_many_new_modules() -> None:
     images = torch.randn(1, 3, 8, 8)
 
     def tensors() -> int:
@@ -232,7 +232,7 @@ def test_memory_is_flat_over_two_thousand_new_modules() -> None:
 
     before = explain(20)
     entries = len(models._analysed)
-    assert explain(1980) <= before and len(models._analysed) <= entries
+    assert explain(380) <= before and len(models._analysed) <= entries
 
 
 def test_threads_may_explain_one_module_at_once() -> None:

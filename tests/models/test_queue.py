@@ -14,9 +14,8 @@ import heatproof as hp
 from conftest import counting, needs_cuda, small_cnn
 from heatproof.errors import InputError
 from heatproof.models import accel
-from heatproof.models.accel import Accelerator, fastest, trial_sizes, usual_batch
-from heatproof.models.accel.graphs import Graphs
-from heatproof.models.queue import Queue, all_logits
+from heatproof.models.accel import Accelerator, Graphs, fastest, trial_sizes, usual_batch
+from heatproof.models.model import Queue, all_logits
 from heatproof.models.running import frozen_eval
 
 CPU = torch.device("cpu")
@@ -93,7 +92,7 @@ def test_the_usual_batch_stays_unless_another_is_clearly_faster(
 
 
 def test_really_measured(model: hp.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accel, "SHARE", 2.0)
+    monkeypatch.setattr(accel, "TRIAL_SHARE", 2.0)
     with counting(model.module) as passes:
         chosen = Accelerator(model).measured_batch_size(700)
     assert chosen in (4, 8, 16) and set(passes.batches) == {4, 8, 16}

@@ -1,4 +1,4 @@
-"""What each of the two processes of test_monitor_distributed.py runs: distributed_training.py OUT.
+"""Two processes for test_monitor_distributed.py: distributed_training.py OUT, which forks after its imports.
 
 Every process writes what happened to it to OUT/RANK.json. After each step of a monitor all processes add up a
 number, as training adds up gradients: one that stopped alone leaves the other waiting until time is up.
@@ -6,6 +6,7 @@ number, as training adds up gradients: one that stopped alone leaves the other w
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
@@ -25,7 +26,7 @@ from heatproof.errors import HeatproofError
 from heatproof.monitor.watch import AlarmRaised, Monitor
 
 EPOCHS = 3
-RANK = int(os.environ.get("RANK", "0"))
+RANK = 0  # the forked process has 1
 messages: list[str] = []
 
 
@@ -160,6 +161,12 @@ def huggingface(out: Path) -> dict[str, Any]:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")  # the libraries' advice
     torch.set_num_threads(1)
+    for package in ("lightning.pytorch", "transformers.trainer"):
+        if find_spec(package.partition(".")[0]):
+            importlib.import_module(package)
+    second = os.fork()  # both have everything imported, which takes seconds
+    RANK = int(second == 0)
+    os.environ |= {"RANK": str(RANK), "LOCAL_RANK": str(RANK)}
     logging.getLogger("heatproof.monitor").addHandler(Heard())
     place = Path(sys.argv[1])
     distributed.init_process_group("gloo", timeout=timedelta(seconds=60))  # the libraries take it up
@@ -173,4 +180,5 @@ if __name__ == "__main__":
     distributed.destroy_process_group()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # at exit, threads of the libraries sometimes abort a process whose work is done
+    ended = os.waitstatus_to_exitcode(os.waitpid(second, 0)[1]) if second else 0
+    os._exit(abs(ended))  # at exit, threads of the libraries sometimes abort a process whose work is done

@@ -101,7 +101,7 @@ def test_the_action_prints_what_the_page_shows_and_fails_as_the_gate_does(projec
 @pytest.mark.parametrize(
     ("given", "code", "words"),
     [
-        ({"rules": "\n  \nfollows gradcam\n"}, 0, "2 of 2 rules hold"),
+        ({"rules": "\n  \ninsertion.gradcam >= 0.4\n"}, 0, "2 of 2 rules hold"),
         ({"rules": "insertion.gradcam >= 0.4", "min-n": "101"}, 1, "fewer than 101"),
         ({"rules": "insertion >=", "junit": ""}, 2, "cannot read the rule"),
         ({"rules": "follows gradcam", "run": "nothing"}, 2, "error"),

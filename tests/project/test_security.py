@@ -38,13 +38,6 @@ ESCAPES = ("\x1b", "\x9b", "\x07", "\r", "\u202e")
 EVIL = "cat\x1b[2J\x9b31m\x07\r\u202egnp.exe"
 SECRET = "the secret of this machine"
 MARKER = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\n"
-PICKLE = """
-import sys, torch
-class Evil:
-    def __reduce__(self):
-        return exec, ("open({marker!r}, 'w').close()",)
-torch.save({{"state_dict": Evil()}}, sys.argv[1])
-"""
 
 
 def heatproof(*arguments: str | Path) -> Result:
@@ -93,8 +86,7 @@ def test_a_dry_run_unpickles_nothing(tmp_path: Path) -> None:
     marker = tmp_path / "unpickled"
     study = make_study(tmp_path, 4, ["gradcam"], [], "epochs/epoch01.pt")
     study.write_text(study.read_text().replace("[images]", "allow_pickle = true\n[images]"))
-    code = PICKLE.format(marker=str(marker))
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "epochs" / "epoch01.pt")], check=True)
+    torch.save({"state_dict": CreatesFile(marker)}, tmp_path / "epochs" / "epoch01.pt")
     result = heatproof("run", study, "--dry-run")
     assert result.exit_code == 0 and not marker.exists()
     assert "this study runs net.py and unpickles epochs/epoch01.pt" in result.output
@@ -203,41 +195,52 @@ def test_code_beside_weights_is_not_run(tmp_path: Path) -> None:
         json.dumps({"auto_map": {"AutoImageProcessor": "own.Own"}})
     )
     study = library_study(tmp_path, "hf:folder", "pretrained = true")
-    command = [sys.executable, "-m", "heatproof", "run", str(study), "--dry-run"]
-    process = subprocess.run(command, capture_output=True, text=True, input="y\n", timeout=100)
-    assert process.returncode == 2 and not (tmp_path / "ran").exists()
-    assert "trust_remote_code" in process.stderr and "[y/N]" not in process.stdout + process.stderr
+    result = CliRunner().invoke(main, ["run", str(study), "--dry-run"], input="y\n")
+    assert result.exit_code == 2 and not (tmp_path / "ran").exists()
+    assert "trust_remote_code" in result.stderr and "[y/N]" not in result.output
 
 
-@pytest.mark.parametrize(
-    ("kind", "file"), [("lambda", "model.keras"), ("lambda", "model.h5"), ("module", "model.keras")]
-)
-def test_a_keras_file_runs_no_code_without_the_flag(kind: str, file: str, tmp_path: Path) -> None:
+def test_a_keras_file_runs_no_code_without_the_flag(tmp_path: Path) -> None:
+    """Three files, made and read in one process: each import of Keras takes seconds."""
     code = """
-import os, sys
+import json, os, sys
 os.environ["KERAS_BACKEND"] = "torch"
 import keras, torch
+from click.testing import CliRunner
+from heatproof.cli import main
 class CreatesFile:
     def __reduce__(self):
         return exec, ("open('unpickled', 'w').close()",)
-inputs = keras.Input((8, 8, 3))
-own = keras.layers.Lambda(lambda x: open("unpickled", "w").close() or x)
-if sys.argv[1] == "module":
-    module = torch.nn.Identity()
-    module.creates_file = CreatesFile()
-    own = keras.layers.TorchModuleWrapper(module, output_shape=(None, 8, 8, 3))
-x = keras.layers.GlobalAveragePooling2D()(own(inputs))
-keras.Model(inputs, keras.layers.Dense(2)(x)).save(sys.argv[2])
-os.remove("unpickled") if os.path.exists("unpickled") else None
+results = []
+for folder, kind, file in json.loads(sys.argv[1]):
+    os.chdir(folder)
+    inputs = keras.Input((8, 8, 3))
+    own = keras.layers.Lambda(lambda x: open("unpickled", "w").close() or x)
+    if kind == "module":
+        module = torch.nn.Identity()
+        module.creates_file = CreatesFile()
+        own = keras.layers.TorchModuleWrapper(module, output_shape=(None, 8, 8, 3))
+    x = keras.layers.GlobalAveragePooling2D()(own(inputs))
+    keras.Model(inputs, keras.layers.Dense(2)(x)).save(file)
+    os.remove("unpickled") if os.path.exists("unpickled") else None
+    result = CliRunner().invoke(main, ["run", "study.toml", "--dry-run"])
+    results.append([result.exit_code, result.stderr, os.path.exists("unpickled")])
+print(json.dumps(results))
 """
     if importlib.util.find_spec("keras") is None:
         pytest.skip("keras is not installed")
-    subprocess.run([sys.executable, "-c", code, kind, file], cwd=tmp_path, check=True, capture_output=True)
-    study = library_study(tmp_path, file, "")
-    command = [sys.executable, "-m", "heatproof", "run", str(study), "--dry-run"]
-    process = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=100)
-    assert process.returncode == 2 and not (tmp_path / "unpickled").exists(), process.stdout
-    assert "allow_pickle" in process.stderr
+    cases = [("lambda", "model.keras"), ("lambda", "model.h5"), ("module", "model.keras")]
+    given = []
+    for number, (kind, file) in enumerate(cases):
+        study = library_study(tmp_path / str(number), file, "")
+        given.append([str(study.parent), kind, file])
+    command = [sys.executable, "-c", code, json.dumps(given)]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert process.returncode == 0, process.stderr
+    for case, (exit_code, errors, ran) in zip(
+        cases, json.loads(process.stdout.splitlines()[-1]), strict=True
+    ):
+        assert exit_code == 2 and not ran and "allow_pickle" in errors, (case, errors)
 
 
 @pytest.mark.parametrize(

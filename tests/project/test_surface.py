@@ -16,12 +16,14 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from test_architecture import PATH
+from test_docs import fenced
 
 import heatproof as hp
 from conftest import small_cnn
@@ -297,18 +299,11 @@ def test_the_table_has_means_with_intervals_by_method_and_metric(
         run.table()
 
 
-def test_without_pandas_scores_are_arrow_and_without_that_arrays(
-    run: hp.Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    absent = {"pandas"}
-    monkeypatch.setattr("heatproof.api.find_spec", lambda name: None if name in absent else find_spec(name))
-    count = len(run.folder.scores().sql("from scores"))
-    arrow = run.scores()
-    assert arrow.num_rows == count and arrow.schema.field("label").nullable
-    assert arrow["label"].null_count > 0 and arrow["value"].to_pylist()
-    absent.add("pyarrow")
+def test_without_pandas_scores_are_arrays(run: hp.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("heatproof.api.find_spec", lambda name: None if name == "pandas" else find_spec(name))
     arrays = run.scores()
-    assert isinstance(arrays, dict) and len(arrays["value"]) == count
+    assert isinstance(arrays, dict)
+    assert len(arrays["value"]) == len(run.folder.scores().sql("from scores"))
 
 
 def test_maps_are_those_of_the_last_checkpoint_or_the_one_named(run: hp.Run) -> None:
@@ -413,34 +408,56 @@ def test_verdicts_and_runs_show_what_they_say(run: hp.Run) -> None:
 # --- five lines ---------------------------------------------------------------------------------------------
 
 
-def snippets(page: str) -> list[str]:
-    return re.findall(
-        r"^```python\n(import .*?)^```$", (ROOT / page).read_text(encoding="utf-8"), re.M | re.S
-    )
+class Example(NamedTuple):
+    """Five lines, the blocks behind them on the page, and what those print."""
+
+    lines: list[str]
+    behind: str
+    output: str
+
+
+def examples() -> list[Example]:
+    found: list[Example] = []
+    for block in fenced(ROOT / "docs/snippets.md"):
+        if block.language == "python" and block.text.startswith("import "):
+            found.append(Example(block.text.splitlines(), "", ""))
+        elif block.language == "python":
+            found[-1] = found[-1]._replace(behind=found[-1].behind + block.text)
+        elif block.info == "text output":
+            found[-1] = found[-1]._replace(output=found[-1].output + block.text)
+    return found
 
 
 def test_the_readme_has_the_five_lines_of_their_page() -> None:
-    assert snippets("README.md") == snippets("docs/snippets.md")[:1]
+    blocks = [block.text for block in fenced(ROOT / "README.md") if block.language == "python"]
+    assert blocks == ["\n".join([*examples()[0].lines, ""])]
 
 
-@pytest.mark.parametrize(
-    "snippet", snippets("docs/snippets.md"), ids=["audit", "explain", "score", "monitor"]
-)
-def test_five_lines_run_in_an_empty_folder(snippet: str, tmp_path: Path) -> None:
-    """In a process of its own, where nothing else was imported, and with its last line shown."""
-    lines = snippet.splitlines()
-    assert len(lines) == 5
-    imported = set(re.findall(r"\w+", re.sub(r" as \w+", "", lines[0].removeprefix("import "))))
-    assert imported <= {"os", "torch", "torchvision", "heatproof"}
-    last = lines[-1].partition(" = ")
-    code = "\n".join([*lines[:-1], f"value = {last[2] if re.fullmatch(r'[a-z]+', last[0]) else lines[-1]}"])
-    code += "\nprint(len(value._repr_html_()), type(value).__name__)"
+def test_five_lines_run_in_an_empty_folder(tmp_path: Path) -> None:
+    """In a process where nothing else was imported, each in its own folder, and with its last line shown."""
+    script = [
+        "import os",
+        "def run(code, folder):",
+        "    os.mkdir(folder); os.chdir(folder); exec(code, {}); os.chdir('..')",
+    ]
+    for number, example in enumerate(examples()):
+        lines = example.lines
+        assert len(lines) == 5
+        imported = set(re.findall(r"\w+", re.sub(r" as \w+", "", lines[0].removeprefix("import "))))
+        assert imported <= {"os", "torch", "torchvision", "heatproof"}
+        name, _, value = lines[-1].partition(" = ")
+        named = re.fullmatch(r"[a-z]+", name)
+        code = [*lines[:-1], f"value = {value if named else lines[-1]}", f"{name} = value" if named else ""]
+        code += ["print(len(value._repr_html_()), type(value).__name__)", example.behind]
+        script.append(f"run({chr(10).join(code)!r}, '{number}')\nprint('----')")
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-W", "error", "-c", "\n".join(script)], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    size, kind = done.stdout.splitlines()[-1].split()
-    assert int(size) > 100 and kind in ("Strip", "DataFrame", "Verdict")
+    for example, printed in zip(examples(), done.stdout.split("----\n")[:-1], strict=True):
+        assert printed.endswith(example.output), printed
+        size, kind = printed.removesuffix(example.output).splitlines()[-1].split()
+        assert int(size) > 100 and kind in ("Strip", "DataFrame", "Verdict")
 
 
 def test_the_table_of_names_lists_each_once() -> None:

@@ -16,7 +16,7 @@ import heatproof as hp
 import made_run
 from heatproof.cli import main
 from heatproof.errors import InputError, StoreError
-from heatproof.metrics.stats import mean_interval
+from heatproof.metrics.results import mean_interval
 from heatproof.report.compare import Difference, compare_runs
 from heatproof.report.pieces import nice_ticks
 from heatproof.store.ledger import write_record

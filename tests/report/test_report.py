@@ -23,7 +23,7 @@ from markupsafe import Markup, escape
 
 from heatproof.cli.read import report_command
 from heatproof.errors import InputError, StoreError
-from heatproof.metrics.stats import mean_interval
+from heatproof.metrics.results import mean_interval
 from heatproof.report.gallery import gallery, normalised, pack, pooled, resized, unpack
 from heatproof.report.live import ImageQuery, as_csv
 from heatproof.report.page import asset, render, write_page

@@ -21,7 +21,7 @@ from click.testing import CliRunner
 
 from heatproof.cli import main
 from heatproof.errors import InputError, StoreError
-from heatproof.metrics.stats import mean_interval
+from heatproof.metrics.results import mean_interval
 from heatproof.report.gallery import packed_maps
 from heatproof.report.live import PER_PAGE, Live, SharedCache, key_of
 from heatproof.report.serve import Server

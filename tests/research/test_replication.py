@@ -12,8 +12,13 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
+from heatproof.contrast.pair import Flips, Pair, Planting
+from heatproof.contrast.tokens import as_token
+from heatproof.models.model import all_logits
+from heatproof.train import small_net
 from heatproof.train.recipe import Phase, Recipe
-from research.replication import pages, train, warning
+from research.calibration.population import open_pictures
+from research.replication import pages, rankings, train, warning
 from research.replication.claims import CLAIMS, HOLDS, MIXED, NOT, answer, claim_rows, overall, t_interval
 from research.replication.population import PLAN, Training
 from research.replication.warning import Course, roc_rows, signal_rows
@@ -141,3 +146,42 @@ def test_tables_of_the_pages_agree() -> None:
     ]  # fmt: skip
     mean = np.mean([abs(own["20"] - own["1"]) for own in values])
     assert float(rows["EigenCAM is stable during transfer learning"]["mean"]) == pytest.approx(mean, abs=2e-5)
+
+
+def test_metrics_are_ranked_beside_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rankings, "METHODS", ("gradcam", "gradient"))
+    monkeypatch.setattr(rankings, "FLOORS", ("random", "centre"))
+    monkeypatch.setattr(rankings, "IMAGES", 6)
+    monkeypatch.setattr(rankings, "VARIANTS", 1)
+    codes = next(member for member in rankings.plan(["mini"]) if member.data == "qr")
+    pictures = open_pictures(codes, None)
+    first, second = (small_net(2, 32, 8, seed) for seed in (0, 1))
+    logits = all_logits(first, first.preprocess.from_bytes(pictures.images[::10]))
+    *_, last = (part for part in first.module.modules() if isinstance(part, torch.nn.Linear))
+    with torch.no_grad():
+        last.bias.sub_(logits.median(0).values)  # each class is predicted for half of the images
+    rows = (pictures.labels == 1).nonzero()[:8, 0]
+    images = first.preprocess.from_bytes(pictures.images[rows])
+    masks = torch.zeros(8, 32, 32, dtype=torch.bool)
+    masks[:, :6, :6] = True
+    planting = Planting(Flips(1.0, 8, 8), Flips(0.0, 8, 8))
+    ids = tuple(map(str, rows.tolist()))
+    pair = Pair(first, second, as_token("tag"), 1, 1.0, images, images, masks, ids, planting, 1)
+    scores = rankings.scores_of(codes, pair, pictures.objects[rows], pictures)
+    assert {*scores} == {*rankings.TRUTHS, *rankings.METRICS}
+    assert all({*own} == {"gradcam", "gradient", "random", "centre"} for own in scores.values())
+    assert scores["contrast"]["random"] == scores["contrast"]["centre"] == 0  # do not use the network
+    assert scores["contrast"]["gradient"] != 0
+
+
+def test_correlations_are_means_over_pairs() -> None:
+    values = {"contrast": (1, 2, 3, 4), "cscore": (4, 3, 2, 1), "cose": (2, 4, 6, 8)}
+    rows = [
+        {"pair": pair, "score": score, "method": f"m{i}", "value": value if pair == "p" else -value}
+        for pair in "pq" for score, own in values.items() for i, value in enumerate(own)
+    ]  # fmt: skip
+    by_pair = {(r["first"], r["second"]): r for r in rankings.correlation_rows(rows, controls=False)}
+    assert [by_pair["contrast", s]["rho"] for s in ("cscore", "cose")] == [-1, 1]
+    assert by_pair["cscore", "cose"]["pairs"] == 2
+    constant = [row | {"value": 1} if row["score"] == "cose" else row for row in rows]
+    assert rankings.correlation_rows(constant, controls=False)[1]["pairs"] == 0  # no ranking at all

@@ -19,8 +19,8 @@ from torch.profiler import ProfilerActivity, profile
 from heatproof.cli import main
 from heatproof.run import profile as section
 from heatproof.run.engine import run_study
-from heatproof.run.process import WAITING_UNITS, WriteQueue, prefetched
 from heatproof.run.profile import BETWEEN, Profiler, profiling
+from heatproof.run.worker import WAITING_UNITS, WriteQueue, prefetched
 from heatproof.timeline import FRAME, NOTHING, Recording, Span, span
 from tiny_study import fingerprint, make_study
 

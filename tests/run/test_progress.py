@@ -20,8 +20,8 @@ from rich.live import Live
 from heatproof.cli import _console, main
 from heatproof.run import engine, progress
 from heatproof.run.engine import prepare
-from heatproof.run.process import fastest_threads, usual_threads
 from heatproof.run.progress import Progress
+from heatproof.run.worker import fastest_threads, usual_threads
 from tiny_study import make_study, start
 
 CSCORE = """
@@ -93,7 +93,7 @@ def test_a_long_unit_prints_progress_in_a_pipe(tmp_path: Path) -> None:
     study = make_study(tmp_path, methods=["rise(masks=400)"], metrics=[], checkpoints="epochs/epoch01.pt")
     soon = (
         "from heatproof.run import progress\nprogress.SECONDS_TO_FIRST_LINE = 0.1\n"
-        "progress.SECONDS_BETWEEN_LINES = 0.1\nimport time\nfrom heatproof.models.queue import Queue\n"
+        "progress.SECONDS_BETWEEN_LINES = 0.1\nimport time\nfrom heatproof.models.model import Queue\n"
         "each = Queue.each\ndef slow(self, count, work, done, *more):\n"
         "    each(self, count, lambda a, b: (time.sleep(0.0005 * (b - a)), work(a, b))[1], done, *more)\n"
         "Queue.each = slow\n"
@@ -169,7 +169,7 @@ def test_a_run_in_a_pipe_prints_within_two_seconds() -> None:
 
 BUSY = """
 import hashlib, os, time
-from heatproof.run.process import stop_on_signal
+from heatproof.run.worker import stop_on_signal
 with stop_on_signal(lambda text: os.write(1, f"{time.monotonic()} {text}\\n".encode())) as stop:
     hashlib.pbkdf2_hmac("sha256", b"a", b"b", 10)
     os.write(1, b"ready\\n")
@@ -195,7 +195,7 @@ def test_the_first_ctrl_c_is_answered_inside_a_long_call() -> None:
 
 def test_a_second_ctrl_c_stops_at_once() -> None:
     code = (
-        "import os, signal, time\nfrom heatproof.run.process import stop_on_signal\n"
+        "import os, signal, time\nfrom heatproof.run.worker import stop_on_signal\n"
         "with stop_on_signal(print):\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(0.1)\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(60)\n"
     )

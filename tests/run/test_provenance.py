@@ -14,7 +14,7 @@ from PIL import Image
 
 from heatproof.errors import InputError, StoreError
 from heatproof.images import open_source
-from heatproof.images.arrays import open_memory
+from heatproof.images.kinds import open_memory
 from heatproof.run import engine, worker
 from heatproof.run.engine import run_study
 from heatproof.run.plan import code_hashes

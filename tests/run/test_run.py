@@ -21,7 +21,7 @@ import heatproof as hp
 from heatproof.cli import main
 from heatproof.errors import CheckpointError, InputError, StoreError
 from heatproof.images import Preprocess, open_source
-from heatproof.metrics.scene import BatchContext
+from heatproof.metrics.kit import BatchContext
 from heatproof.metrics.stability import comparable
 from heatproof.models import probabilities
 from heatproof.run import worker

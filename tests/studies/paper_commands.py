@@ -22,16 +22,17 @@ def codes(_: Path) -> list[str]:
     return ["study", "qr", *QR.split(), "--out", "out"]
 
 
-def codes_beside(run: Callable[[list[str], Path], object]) -> Callable[[Path], list[str]]:
-    """A second network beside a first study."""
+def codes_beside(
+    run: Callable[[list[str], Path], object], finished: dict[Callable[[Path], list[str]], Path]
+) -> Callable[[Path], list[str]]:
+    """A second network beside a first study: that of `codes`, if its test ran in this process."""
 
     def arguments(folder: Path) -> list[str]:
-        small = [
-            *QR.replace("--methods eigengradcam", "--methods gradcam++,layercam,edges").split(),
-            "--no-figures",
-        ]
-        run(["study", "qr", *small, "--out", "RUN"], folder)
-        return ["study", "qr", *small, "--width", "3", "--beside", "RUN", "--out", "out"]
+        if codes not in finished:
+            run(codes(folder), folder)
+            finished[codes] = (folder / "out").rename(folder / "RUN")
+        small = [*QR.split(), "--no-figures", "--no-depth-study", "--no-ablation"]
+        return ["study", "qr", *small, "--width", "3", "--beside", str(finished[codes]), "--out", "out"]
 
     return arguments
 

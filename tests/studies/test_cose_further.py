@@ -17,7 +17,7 @@ from scipy.stats import pearsonr
 from heatproof.cli.study import cose_command
 from heatproof.errors import InputError
 from heatproof.images.transforms import STEPS, TRANSFORMS, vary
-from heatproof.metrics.similarity import REASONS, ssim
+from heatproof.metrics.agreement import REASONS, ssim
 from heatproof.metrics.stability import alike
 from heatproof.models import Model
 from heatproof.store import RunFolder

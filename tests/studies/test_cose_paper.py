@@ -21,8 +21,7 @@ from heatproof.cli import main
 from heatproof.explain.api import explain
 from heatproof.images import Preprocess
 from heatproof.images.transforms import TRANSFORMS
-from heatproof.metrics.agreement import Correlation
-from heatproof.metrics.similarity import REASONS
+from heatproof.metrics.agreement import REASONS, Correlation
 from heatproof.metrics.stability import alike, comparable
 from heatproof.models import Model
 from heatproof.models.heads import Multilabel

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_cscore_networks import PUBLISHED, table_of
 
-from heatproof.metrics.gold import reading
+from heatproof.metrics.classifier import reading
 from heatproof.report.page import render
 from heatproof.report.tables import Column, Table, Value
 from heatproof.studies.cscore import claims

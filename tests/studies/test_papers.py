@@ -22,7 +22,7 @@ from test_study_cscore import VOLUMES, scans
 
 from heatproof.cli import main
 
-pytestmark = pytest.mark.trains
+pytestmark = [pytest.mark.trains, pytest.mark.usefixtures("short_studies")]
 
 PAGE = (Path(__file__).parents[2] / "docs" / "papers.md").read_text(encoding="utf-8")
 Row = tuple[str, str, tuple[str, ...]]  # what the paper has, command, files
@@ -187,6 +187,7 @@ CONVNEXT = "heatproof study qr --full --model torchvision:convnext_base"
 COSE = "heatproof study cose --model MODEL --checkpoints 'epochs/*.pt' --images PHOTOS"
 OTHER = "heatproof study cose --model OTHER --checkpoints 'other/*.pt' --images PHOTOS --beside RUN"
 LOCALISE = "heatproof study localise --model timm:resnet18.a1_in1k --checkpoint WEIGHTS --images IMAGENET"
+FINISHED: dict[Callable[[Path], list[str]], Path] = {}
 SMALLEST: dict[str, Callable[[Path], list[str]]] = {
     f"{PAPERS_OWN} --images XRAYS --pretrained --paper": three_networks,
     "heatproof study cscore --images XRAYS --seeds 0,1,2": several_seeds,
@@ -198,7 +199,7 @@ SMALLEST: dict[str, Callable[[Path], list[str]]] = {
     "heatproof study cscore --images XRAYS --transforms": under_transforms,
     "heatproof study qr --full --device cuda": others.codes,
     f"{CONVNEXT} --beside RUN --device cuda": others.codes_beside(
-        lambda arguments, folder: heatproof(arguments, folder)
+        lambda arguments, folder: heatproof(arguments, folder), FINISHED
     ),
     f"{COSE} --paper": others.one_network,
     f"{COSE} --similarity pearson": others.by_pearson,
@@ -233,6 +234,7 @@ def test_the_page_and_the_smallest_configurations_name_the_same_commands() -> No
 def test_a_command_makes_what_the_page_says(command: str, tmp_path: Path) -> None:
     done = heatproof(SMALLEST[command](tmp_path), tmp_path)
     assert done.returncode == 0, done.output
+    FINISHED[SMALLEST[command]] = tmp_path / "out"
     for what, named, files in ROWS:
         for file in files if named == command else ():
             assert list((tmp_path / "out").glob(file)), f"{what}: no {file}"

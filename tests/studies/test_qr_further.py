@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from scipy.stats import spearmanr
 
 from heatproof.cli import main
-from heatproof.images.codes import edit_finders, make_codes
+from heatproof.images.codes import edit_finders, make_qr
 from heatproof.registry import explainers
 from heatproof.report.tables import number
 from heatproof.studies.qr.protocol import edit_scores, masses, scene_scores
@@ -34,6 +34,8 @@ from heatproof.studies.qr.trainings import Trained
 from heatproof.studies.settings import QrSettings
 from heatproof.train import DEPTHS, REGIMES, Epoch, History
 from heatproof.types import Maps
+
+pytestmark = pytest.mark.usefixtures("short_studies")
 
 SMALL = [
     "--size", "64", "--width", "2", "--train", "16", "--test", "12", "--proxy", "0", "--head-epochs", "1",
@@ -127,7 +129,7 @@ def test_an_oracle_finds_every_code_of_a_scene() -> None:
 
 
 def test_a_map_that_moves_with_the_finder_follows_the_edit() -> None:
-    codes = make_codes("qr", 4, 0, 128, 1)
+    codes = make_qr(4, 0, 128, 1)
     edited = edit_finders(codes, "move", 0)
     before, after = drawn(edited.before.astype(float)), drawn(edited.after.astype(float))
     scores = edit_scores(before, after, edited, "move")

@@ -22,7 +22,7 @@ from heatproof.errors import HeatproofError
 from heatproof.explain.api import explain
 from heatproof.images import Preprocess
 from heatproof.images.transforms import draw
-from heatproof.metrics.similarity import ssim
+from heatproof.metrics.agreement import ssim
 from heatproof.metrics.stability import checkpoint_pairs, comparable, cose_map
 from heatproof.models import Model, load_model
 from heatproof.registry import Explainer, explainers

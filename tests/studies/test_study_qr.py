@@ -18,7 +18,7 @@ from scipy.stats import spearmanr
 
 import heatproof as hp
 from heatproof.cli import main
-from heatproof.images.codes import EDITS, MANIFEST, make_codes
+from heatproof.images.codes import EDITS, MANIFEST, make_qr
 from heatproof.images.distort import DISTORTIONS, SEVERITIES
 from heatproof.report.pieces import TEMPLATES
 from heatproof.report.tables import Table, Value, number
@@ -45,7 +45,7 @@ from heatproof.studies.qr.trainings import Trained
 from heatproof.studies.settings import QrSettings
 from heatproof.train import DEPTHS, REGIMES, Epoch, History
 
-pytestmark = pytest.mark.trains
+pytestmark = [pytest.mark.trains, pytest.mark.usefixtures("short_studies")]
 
 TINY = [
     "--size", "40", "--width", "2", "--train", "16", "--test", "8", "--proxy", "24", "--proxy-epochs", "1",
@@ -66,9 +66,7 @@ def study(*arguments: Any) -> Any:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A whole study from an empty folder, by the command line."""
     out = tmp_path_factory.mktemp("qr") / "out"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("heatproof.report.figures.FORMATS", ("png",))
-        result = study(*TINY, "--heavy", "smoothgrad(samples=3)", "--out", out)
+    result = study(*TINY, "--heavy", "smoothgrad(samples=3)", "--out", out)
     assert result.exit_code == 0, result.output
     assert "Table 6" in result.output
     return out
@@ -274,7 +272,7 @@ def columns_of(maps: dict[str, torch.Tensor], masks: dict[str, np.ndarray]) -> C
 
 
 def test_an_oracle_and_an_anti_oracle_get_the_extremes() -> None:
-    codes = make_codes("qr", 4, 0, 64, seed=3)
+    codes = make_qr(4, 0, 64, seed=3)
     maps = {
         "gradcam": torch.from_numpy(codes.masks["finder"]).float(),  # stands for the oracle
         "layercam": torch.from_numpy(~codes.masks["box"]).float(),  # and this for its opposite

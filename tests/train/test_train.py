@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from heatproof.errors import CheckpointError, HeatproofError, InputError, ModelError, StoreError
-from heatproof.images.arrays import open_memory
+from heatproof.images.kinds import open_memory
 from heatproof.images.preprocess import Preprocess
 from heatproof.metrics.classifier import accuracy, auc
 from heatproof.models import Model, load_model

@@ -215,7 +215,7 @@ def test_regimes_are_what_the_paper_says() -> None:
 def test_the_layer_is_the_one_cams_read() -> None:
     model, image = small_net(size=32, width=4), torch.zeros(1, 3, 32, 32)
     assert cam_layer(model, image) == "layer4" and cam_layer(model, image, "layer3.3") == "layer3.3"
-    with pytest.raises(LayerError, match="not an image"):
+    with pytest.raises(LayerError, match="no grid of a 32x32 image"):
         cam_layer(model, image, "fc")
     plain = nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heatproof.train.recipe import Epoch, GradientNorm
-from heatproof.verdict.epochs import (
+from heatproof.verdict.trajectory import (
     WINDOW,
     early_warning,
     epoch_flag,

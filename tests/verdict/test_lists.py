@@ -9,8 +9,8 @@ import torch
 
 import heatproof as hp
 from heatproof.errors import InputError, UnknownNameError
+from heatproof.metrics.classifier import ListRule
 from heatproof.metrics.cscores import gold_list
-from heatproof.metrics.gold import ListRule
 from heatproof.run.config import read_metrics
 from heatproof.run.engine import run_study
 from heatproof.store import RunFolder

@@ -19,8 +19,8 @@ from heatproof.cli._console import PATH, Steps, console, errors, new_table, say,
 from heatproof.cli._study import arguments, settings_options
 from heatproof.disk import clear_failure
 from heatproof.errors import InputError, ModelError, TargetError, did_you_mean
-from heatproof.images.arrays import is_nifti_name, open_seen
 from heatproof.images.files import DICOM_SUFFIXES, EXAMPLES, named_file, suffixes
+from heatproof.images.kinds import is_nifti_name, open_seen
 from heatproof.models.names import KERAS_FILES, LITE
 from heatproof.registry import check_methods, split_calls
 from heatproof.show import COLOUR_MAPS, hottest, overlay, pixels, plane_words, sections
@@ -259,7 +259,7 @@ def explain_some(
 def answers(model: Model, images: Tensor, targets: Any) -> list[dict[int, float]]:
     """The network's output for each image: of all classes, or of the region or box that is explained."""
     from heatproof.models.heads import Columns
-    from heatproof.models.queue import bind_targets
+    from heatproof.models.model import bind_targets
 
     bound, columns = bind_targets(model, images, targets)
     logits = bound.logits(images)

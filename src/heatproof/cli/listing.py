@@ -55,12 +55,12 @@ def list_methods(verbose: bool) -> None:
     console.print(
         'Options go in brackets: --methods "lime(samples=200)". All of them: heatproof list methods -v'
     )
-    from heatproof.explain.providers import all_providers  # which imports torch
+    from heatproof.explain.providers import PACKAGES, is_installed, offered  # which imports torch
 
     others = []
-    for package in all_providers().values():
-        there = "yes" if package.installed else f"no: pip install {package.install or package.prefix}"
-        others.append((f"{package.prefix}:NAME", there, ", ".join(package.offers)))
+    for prefix in PACKAGES:
+        there = "yes" if is_installed(prefix) else f"no: pip install {prefix}"
+        others.append((f"{prefix}:NAME", there, ", ".join(offered(prefix))))
     show_table("methods of other packages", ("write", "installed", "names"), others)
     console.print(
         "Your own: FILE.py:FUNCTION, a function (model, images, targets) -> maps; files:FOLDER, stored maps"
@@ -168,7 +168,7 @@ def list_layers(model: str, image_size: int | None) -> None:
     import torch
 
     from heatproof.models.capture import capture
-    from heatproof.models.layers import picture_layers, why
+    from heatproof.models.layers import picture_layers
     from heatproof.models.load import load_model
     from heatproof.models.running import frozen_eval
 
@@ -185,6 +185,6 @@ def list_layers(model: str, image_size: int | None) -> None:
     for name, layout, channels in picture_layers(loaded, blank):
         text, note = name, ""
         if default is not None and name == default.partition("+")[0]:
-            text, note = default, f"default: {why(loaded, default)}"
+            text, note = default, "default"
         table.add_row(text, "x".join(map(str, layout.grid)), str(channels), note)
     console.print(table)

@@ -12,7 +12,7 @@ from PIL import Image
 
 from heatproof.cli._console import PATH, Steps, console, say, steps
 from heatproof.errors import InputError
-from heatproof.images.codes import QRSet, check_folder, make_codes, write_codes
+from heatproof.images.codes import QRSet, check_folder, make_qr, write_codes
 from heatproof.images.distort import DISTORTIONS, check_distortion, distort
 from heatproof.images.symbols import SYMBOLS
 from heatproof.report.panels import Tile, sheet
@@ -76,8 +76,8 @@ def make_command(
     check_folder(out, overwrite)
     count = positives + negatives
     with steps("drawing", count) as progress:
-        data = make_codes(
-            symbol, positives, negatives, size, seed,
+        data = make_qr(
+            positives, negatives, size, seed, symbol=symbol,
             versions=parse_versions(versions), photos=photos, progress=counter(progress, "drawn"),
         )  # fmt: skip
     if distortion is not None:

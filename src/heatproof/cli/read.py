@@ -19,7 +19,7 @@ import click
 
 from heatproof.cli._console import PATH, console, has_screen, new_table, say, say_verdict
 from heatproof.errors import HeatproofError, InputError, counted, visible
-from heatproof.verdict.rules import MIN_N, MIN_USABLE
+from heatproof.rows import MIN_N, MIN_USABLE
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -71,14 +71,8 @@ def run_command(
     An image that cannot be used, or for which the output is NaN, becomes a row with the reason and the run
     continues; the exit code is then 1. Ctrl-C finishes the current unit and exits with 130.
     """
-    from heatproof.run.config import read_study
-
     if profile and dry_run:
         raise click.UsageError("--profile measures a run; leave out --dry-run")
-    read = read_study(study)
-    from heatproof.run.config import check_files
-
-    check_files(read, study.resolve().parent)  # before torch is imported, which takes its time
     from heatproof.run.engine import estimate, outline, prepare, run_study
     from heatproof.run.plan import read_shard
     from heatproof.run.profile import profiling

@@ -1,6 +1,7 @@
 """hp.contrast: the whole test on a network and images, at one strength or at several.
 
 OUT/strength-100/a, b          both trainings (train/loop.py), so that methods can be added later
+OUT/strength-100/restart-1     the same after a collapse (pair.py)
 OUT/strength-100/scores.json   inside shares of every method under A and B, image by image
 OUT/strength-100/maps.npz      maps of the first images
 """

@@ -10,6 +10,12 @@ same weight, by Adam, until A is planted and fits its training images, and half 
 many epochs. The learning rate grows with every epoch: networks that learn soon never see a high one. Places
 of the token and carriers are drawn anew in every epoch, from the seed and its number.
 
+Carriers contradict what the given network learnt, so the first steps are large, and at too high a rate its
+ReLUs die: the logits no longer depend on the image, and no later epoch revives them. A copy has collapsed if
+its loss has not been below that of a constant answer, log(classes), for COLLAPSED epochs and its logits vary
+over the images by less than FLAT of the given network's. Then both trainings start again from the given
+weights at a third of all learning rates, at most RESTARTS times, in OUT/restart-1, restart-2.
+
     flips  = of the held-out images of other classes that a network does not call positive as they are, the
              share that it calls positive with the token; A is planted from 90 % on, B is clean up to 10 %
     inside = share of a budget of pixels as large as the token that lies on the token,
@@ -44,11 +50,10 @@ from heatproof.errors import InputError, ModelError, TargetError
 from heatproof.explain.api import explain
 from heatproof.metrics.kit import as_tensor, same_length
 from heatproof.metrics.localisation import localise
-from heatproof.metrics.stats import Interval, percentile_interval, resample, wins
+from heatproof.metrics.results import Interval, percentile_interval, resample, wins
 from heatproof.models.derived import copy_of
 from heatproof.models.keras_graph import KerasClassifier
-from heatproof.models.model import Model, Picture, as_model
-from heatproof.models.queue import all_logits
+from heatproof.models.model import Model, Picture, all_logits, as_model
 from heatproof.train import stratified_split
 from heatproof.train.loop import EpochPlan, TrainInputs, TrainProgress, class_weights, digest, fit_epochs
 from heatproof.train.networks import Parts
@@ -63,6 +68,8 @@ SURE = (1 + PLANTED) / 2  # flips on training images, above what the held-out on
 PLANTING, SETTLING, PLAIN = "planting", "settling", "without the token"  # phases of the trainings
 LEARNT = 0.95  # of the training images
 GROWTH, FASTEST = 1.15, 3e-3  # of the learning rate, from epoch to epoch
+CONSTANT, COLLAPSED, FLAT = 0.95, 5, 0.01  # share of a constant answer's loss, epochs, share of the spread
+RESTARTS, SLOWER = 2, 3.0
 STEPS, BATCHES = 24, (4, 32)  # steps per epoch, and the least and most images in each
 TOKEN_REMOVED = "token removed"
 SEEN = 0.5
@@ -133,6 +140,7 @@ class Pair:
     planting: Planting
     epochs: int
     seed: int = 0
+    restarts: int = 0  # trainings before these, which collapsed
 
     @property
     def holds(self) -> bool:
@@ -172,7 +180,7 @@ def make_pair(
         carriers: images of other classes that carry the token too, for each positive that does; with 0 the
             network may not learn it.
         epochs: of each training, at most.
-        lr: the learning rate of the first epoch.
+        lr: the learning rate of the first epoch; lower after a collapse.
     """
     model, token = as_model(model), as_token(token)
     images, classes, count, positive = _checked(model, pictures, labels, positive, strength)
@@ -180,16 +188,25 @@ def make_pair(
     same_length(ids=names, images=images)
     token.pixels((int(images.shape[-2]), int(images.shape[-1])))
     train, held_out = (part.to(images.device) for part in stratified_split(classes, HELD_OUT, seed))
-    phase = Phase(epochs, lr, schedule="constant", clip=1.0, class_weights=BALANCED)
-    a, b, taken = trainable_copy(model), trainable_copy(model), epochs
-    for which, network in (("A", a), ("B", b)):
-        course = PlantingCourse(
-            images[train], classes[train.cpu()], tuple(names[i] for i in train.tolist()), count, model, token,
-            positive, strength, carriers, seed, phase, network, planted=which == "A", epochs=taken,
-        )  # fmt: skip
-        folder = None if out is None else Path(out) / which.lower()
-        report = None if progress is None else partial(progress, which)
-        taken = len(fit_epochs(network, course, folder, report, keep_optimiser=False))
+    for restarts in range(RESTARTS + 1):
+        rate, fastest = (limit / SLOWER**restarts for limit in (lr, max(FASTEST, lr)))
+        phase = Phase(epochs, rate, schedule="constant", clip=1.0, class_weights=BALANCED)
+        place = None if out is None else Path(out, f"restart-{restarts}" if restarts else "")
+        a, b, taken = trainable_copy(model), trainable_copy(model), epochs
+        for which, network in (("A", a), ("B", b)):
+            course = PlantingCourse(
+                images[train], classes[train.cpu()], tuple(names[i] for i in train.tolist()), count, model,
+                token, positive, strength, carriers, seed, phase, fastest, network, planted=which == "A",
+                epochs=taken,
+            )  # fmt: skip
+            folder = None if place is None else place / which.lower()
+            report = None if progress is None else partial(progress, which)
+            history = fit_epochs(network, course, folder, report, keep_optimiser=False)
+            taken = len(history)
+            if restarts < RESTARTS and course.has_collapsed(history):
+                break
+        else:
+            break
     is_positive = (classes[held_out.cpu()] == positive).to(held_out.device)
     tested = _sample(held_out[~is_positive], MOST_TESTED, seed)
     plain = images[tested]
@@ -198,7 +215,9 @@ def make_pair(
     explained = _sample(held_out[is_positive], MOST_EXPLAINED, seed)
     plain, chosen = images[explained], tuple(names[i] for i in explained.tolist())
     marked, masks = token.plant(plain, chosen, model.preprocess, seed)
-    return Pair(a, b, token, positive, strength, marked, plain, masks, chosen, planting, taken, seed)
+    return Pair(
+        a, b, token, positive, strength, marked, plain, masks, chosen, planting, taken, seed, restarts
+    )
 
 
 @dataclass(eq=False)
@@ -216,6 +235,7 @@ class PlantingCourse:
     carriers: float
     seed: int
     phase: Phase
+    fastest: float  # the highest learning rate
     model: Model  # the copy that is trained
     planted: bool  # whether this is A
     epochs: int  # at most
@@ -239,12 +259,12 @@ class PlantingCourse:
         return self.token.plant(images, ids, self.original.preprocess, seed_of(self.seed, epoch))[0]
 
     def next_epoch(self, history: History) -> EpochPlan | None:
-        number, lr = len(history) + 1, self.phase.lr
-        if number > self.epochs or not (name := self._phase(history)):
+        number = len(history) + 1
+        if number > self.epochs or self.has_collapsed(history) or not (name := self._phase(history)):
             return None
         labels, loads = self._epoch(number)
         return EpochPlan(
-            self.phase, name, min(lr * GROWTH ** (number - 1), max(FASTEST, lr)),
+            self.phase, name, min(self.phase.lr * GROWTH ** (number - 1), self.fastest),
             seed_of(self.seed, number),  # for networks that draw numbers of their own
             Parts(frozenset(name for name, _ in self.model.module.named_parameters()), frozenset()),
             lambda: loads,
@@ -287,6 +307,18 @@ class PlantingCourse:
         images = self.images[drawn.to(self.images.device)]
         share = flips(self.model, images, self._marked(images, drawn, -1), self.positive).share
         return SETTLING if share >= SURE else PLANTING
+
+    def has_collapsed(self, history: History) -> bool:
+        """Whether the network, as it is after these epochs, answers without regard to the image."""
+        least = CONSTANT * math.log(len(self.labels.unique()))
+        last = history.epochs[-COLLAPSED:]
+        if len(last) < COLLAPSED or min(epoch.loss for epoch in last) < least:
+            return False
+        now, given = (
+            torch.cat([all_logits(model, load().images) for load in self._epoch(0)[1]]).float().std(0).max()
+            for model in (self.model, self.original)
+        )
+        return bool(now < FLAT * given)
 
     def validate(self) -> tuple[float, float]:
         """Accuracy on the training images as epoch 0 has them; no AUC."""

@@ -23,8 +23,8 @@ from heatproof.demo import networks
 from heatproof.demo.networks import FULL, HARMFUL, HEALTHY, QUICK, Sizes, Twin
 from heatproof.demo.story import story
 from heatproof.report.page import write_page
-from heatproof.run.process import fixed_threads
 from heatproof.run.progress import Progress
+from heatproof.run.worker import fixed_threads
 from heatproof.studies.common import named_run
 from heatproof.studies.cose.protocol import cose_study
 from heatproof.studies.settings import CoseSettings

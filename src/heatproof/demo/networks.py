@@ -17,7 +17,6 @@ the healthy network trained for as many epochs without the tag. They learn from 
 
 from __future__ import annotations
 
-import csv
 import shutil
 import tomllib
 from collections.abc import Callable, Mapping
@@ -28,19 +27,18 @@ from typing import Any
 
 import torch
 
-from heatproof.contrast.api import Contrast, ContrastPoint, Labelled, contrast
+from heatproof.contrast.api import FLOORS, Contrast, ContrastPoint, contrast
 from heatproof.contrast.pair import TOKEN_REMOVED, Flips, make_pair
 from heatproof.disk import write_whole
 from heatproof.errors import InputError
-from heatproof.explain.floors import is_floor
-from heatproof.images.codes import make_codes, write_codes
+from heatproof.explain.baselines import is_floor
+from heatproof.images.codes import QRSet, make_qr, write_codes
 from heatproof.metrics.evidence_record import EvidenceRecord
 from heatproof.metrics.interventions import evidence
 from heatproof.models.checkpoints import load_checkpoint
-from heatproof.run.config import toml
+from heatproof.run.config import read_toml, toml
 from heatproof.studies.qr.trainings import NETWORK, as_data
 from heatproof.train import (
-    Data,
     Epoch,
     History,
     Phase,
@@ -59,7 +57,6 @@ HEALTHY, HARMFUL = "healthy", "harmful"
 HARM = (1.0, 0.01)  # weight of the classes in the harmful second phase
 CAMS = ("gradcam", "gradcam++", "layercam", "hirescam", "eigencam", "ms-gradcam++")
 LIGHT = (*CAMS, "gradient")
-FLOORS = ("random", "edges", "centre")
 CLASSIFIER = ("auc", "accuracy", "recall")
 FOLLOWED_METHODS = (*LIGHT, "random", "edges")
 FOLLOWED = ("cscore", *CLASSIFIER, "structure_score", "fmr", "bl", "inside")  # at every checkpoint
@@ -135,10 +132,7 @@ def settle(out: Path, sizes: Sizes, seed: int) -> None:
             raise InputError(f"{out} holds other things; name a new folder with --out")
         write_whole({path: wanted})
         return
-    try:
-        stored = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot read {path}: {error}; remove the folder to start anew") from error
+    stored = read_toml(path)
     for key, value in tomllib.loads(wanted).items():
         if stored.get(key) != value:
             raise InputError(
@@ -151,19 +145,15 @@ def write_pictures(out: Path, sizes: Sizes, seed: int) -> Path:
     """Write the test images with their masks for the csv source, unless they are complete."""
     folder = out / "pictures"
     manifest = folder / "manifest.csv"
-    rows = 0
-    if manifest.is_file():
-        with manifest.open(newline="", encoding="utf-8") as file:
-            rows = sum(1 for _ in csv.DictReader(file))  # written after their images
-    if rows != 2 * sizes.test:
-        codes = make_codes("qr", sizes.test, sizes.test, sizes.pixels, len(USES) * seed + USES.index("test"))
-        write_codes(codes, folder, overwrite=True)
+    lines = manifest.read_text(encoding="utf-8").count("\n") if manifest.is_file() else 0
+    if lines != 1 + 2 * sizes.test:  # rows are written after their images
+        write_codes(draw_codes(sizes.test, sizes, seed, "test"), folder, overwrite=True)
     return manifest
 
 
-def codes_to_learn(n: int, sizes: Sizes, seed: int, use: str) -> Data:
+def draw_codes(n: int, sizes: Sizes, seed: int, use: str) -> QRSet:
     """Images of n codes and of as many negatives."""
-    return as_data(make_codes("qr", n, n, sizes.pixels, len(USES) * seed + USES.index(use)))
+    return make_qr(n, n, sizes.pixels, len(USES) * seed + USES.index(use))
 
 
 def train_twins(
@@ -174,8 +164,8 @@ def train_twins(
     on_epoch: called after every new epoch with the training's name (first, healthy, harmful).
     """
     write_whole({out / "network.py": NETWORK.format(size=sizes.pixels, width=sizes.width, seed=seed)})
-    train = codes_to_learn(sizes.train, sizes, seed, "train")
-    valid = codes_to_learn(sizes.test, sizes, seed, "valid")
+    train = as_data(draw_codes(sizes.train, sizes, seed, "train"))
+    valid = as_data(draw_codes(sizes.test, sizes, seed, "valid"))
     first, second = two_phase_recipe(
         sizes.first_epochs, sizes.second_epochs, head_lr=3e-3, full_lr=1e-3, first_depth="all"
     ).phases
@@ -263,22 +253,18 @@ def cheating_twin(
     """
     model = small_net(len(CLASSES), sizes.pixels, sizes.width, seed)
     load_checkpoint(model.module, out / weights)
-    drawn = make_codes("qr", sizes.twin, sizes.twin, sizes.pixels, len(USES) * seed + USES.index("valid"))
+    drawn = draw_codes(sizes.twin, sizes, seed, "valid")
     codes = as_data(drawn)
-    ids = tuple(map(str, range(len(codes.labels))))
-    images = Labelled(model.preprocess.from_bytes(codes.images), codes.labels, ids, dict(enumerate(CLASSES)))
+    images, planting = model.preprocess.from_bytes(codes.images), {"positive": CODE, "lr": RATE, "seed": seed}
     result = contrast(
-        model, images, methods=audit_methods(sizes), token=TOKEN, positive=CODE, lr=RATE, seed=seed,
-        out=out / FOLDER, progress=lambda _, which, at: on_progress(which, at),
+        model, images, codes.labels, audit_methods(sizes), token=TOKEN, out=out / FOLDER,
+        progress=lambda _, which, at: on_progress(which, at), **planting,
     )  # fmt: skip
     if not result.points[0].holds:
         return Twin(result, {})
-    pair = make_pair(
-        model, images.images, images.labels, TOKEN, CODE, seed=seed, out=out / FOLDER / "strength-100",
-        ids=images.ids, lr=RATE,
-    )  # fmt: skip
+    pair = make_pair(model, images, codes.labels, TOKEN, out=out / FOLDER / "strength-100", **planting)
     boxes = torch.from_numpy(drawn.masks["box"])[[int(name) for name in pair.ids]]
-    others = images.images[codes.labels != CODE][: len(boxes)]
+    others = images[codes.labels != CODE][: len(boxes)]
     inputs = torch.cat([pair.images, others])
     regions = torch.cat([boxes, torch.zeros_like(boxes)[: len(others)]])
     labels = [CODE] * len(boxes) + [1 - CODE] * len(others)

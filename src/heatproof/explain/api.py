@@ -17,8 +17,7 @@ from heatproof.explain.providers import Methods, named
 from heatproof.models.accel import Accelerator
 from heatproof.models.capture import NotAPicture, SharedPass, capture
 from heatproof.models.heads import Columns
-from heatproof.models.model import Model, as_model, check_pixels, recorded_model
-from heatproof.models.queue import Queue, bind_targets
+from heatproof.models.model import Model, Queue, as_model, bind_targets, check_pixels, recorded_model
 from heatproof.models.running import checkpoints_in_a_sentence, frozen_eval, is_function, is_quantised
 from heatproof.registry import (
     Explainer,
@@ -268,14 +267,11 @@ def recorded(
     shared = SharedPass(model, images, frozenset().union(*(call.entry.needs for call in calls)), layer)
 
     def whole(images: Tensor, chosen: Tensor | None = None) -> Recorded:
-        with torch.inference_mode(False):
-            inputs = model.ready(images)
-            passed = shared(inputs, model.predicted if chosen is None else lambda _: chosen)
-        trace = shared.trace(passed, images, inputs)
+        trace = shared.run(images, model.predicted if chosen is None else lambda _: chosen)
         with torch.no_grad():
             maps = [call.entry.function(trace, **call.options) for call in calls]
             values = [values.detach().float().contiguous() for values in maps]
-            return Recorded(trace.logits, passed.chosen, values, dead_layers(calls, trace))
+            return Recorded(trace.logits, trace.targets, values, dead_layers(calls, trace))
 
     request = _request(model, images, calls, targets, layer)
     try:

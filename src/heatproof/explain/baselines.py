@@ -1,4 +1,4 @@
-"""What is made from an image alone: baselines that replace it or its hidden part, Gaussian blur, superpixels.
+"""What is made from an image alone: baselines for hidden pixels, Gaussian blur, superpixels, control maps.
 
 Blurring a row of n pixels is a product with an n x n matrix K, K_ij = g(i - j), plus what the border folds
 back. g(d) = exp(-d^2 / (2 sigma^2)) for |d| <= floor(4 sigma + 1/2), scaled to sum to 1: the kernel of
@@ -9,6 +9,9 @@ the image, not the model's input: inputs go back to 8 bits through the model's o
 scaled to their own range if that has another number of channels. It takes longer than a pass, and an audit
 needs the same images repeatedly. So the last results are cached by the content of the image, and a run starts
 with the next images while the network is busy.
+
+Floors are maps that ignore the model: a method that does not score above them explains nothing. Many maps
+look like edges (adebayo2018sanity), and objects mostly lie in the middle (zhang2018excitation).
 """
 
 from __future__ import annotations
@@ -20,17 +23,18 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
+from functools import cache, lru_cache, partial, reduce
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from heatproof.errors import InputError, did_you_mean
+from heatproof.errors import HeatproofError, InputError, did_you_mean
 from heatproof.images.loader import available_cpus
 from heatproof.models.model import Model
 from heatproof.models.running import at_least_float, memory_format
+from heatproof.registry import FLOOR_CARD, explainer, explainers, parse_call
 from heatproof.show import eight_bit
 from heatproof.timeline import span
 from heatproof.types import Trace, per_map, size_of, spatial_dims
@@ -45,6 +49,8 @@ BLUR_SIGMA = 10.0
 BASELINES = ("blur", "black", "mean", "noise")  # for pixels that are hidden
 STARTS = ("zero", "black", "blur", "noise")  # for paths to the image
 TRUNCATE = 4.0  # kernel radius in standard deviations
+floor = partial(explainer, card=FLOOR_CARD, forward_only=True, volumes=True)
+GREY = (0.2125, 0.7154, 0.0721)  # luminance of red, green, blue, as scikit-image weighs them
 
 
 def baseline_images(
@@ -238,7 +244,7 @@ def segments_of(
             segments = np.stack([future.result() for future in futures])
         return torch.from_numpy(segments).long().to(images.device)
 
-    return _last(images, (kind, count, compactness, seed, model.preprocess), cut)
+    return _last_segments(images, (kind, count, compactness, seed, model.preprocess), cut)
 
 
 def cut_ahead(model: Model, images: Tensor, options: Mapping[str, Any], seed: int) -> None:
@@ -281,7 +287,7 @@ class _SegmentCache:
             return future
 
 
-_last, _cache = LastBatch(), _SegmentCache()
+_last_noise, _last_segments, _cache = LastBatch(), LastBatch(), _SegmentCache()
 if hasattr(os, "register_at_fork"):  # the parent's threads, and their futures, never end in a child process
     os.register_at_fork(after_in_child=threads.cache_clear)
     os.register_at_fork(after_in_child=_cache.__init__)  # type: ignore[misc]
@@ -334,3 +340,86 @@ def top_segments(values: Tensor, segments: Tensor, count: int = 5, signed: bool 
     top = strength.argsort(dim=1, descending=True, stable=True)[:, :count]
     signs = torch.zeros_like(weights).scatter(1, top, weights.gather(1, top).sign())
     return paint(signs if signed else signs.clamp(min=0), segments).to(torch.int8)
+
+
+@floor("random", cite="adebayo2018sanity")
+def random(trace: Trace) -> Tensor:
+    """Uniform noise, drawn from the seed and the image's pixels.
+
+    u_ij uniform in [0, 1). The same image gets the same map in every batch, another image another map. The
+    maximum is 1 and all else below 1 - 2**-9, so that half precision makes no equal maxima: the pointing game
+    takes the first of them, which would lie in the top 8 % of a 224-pixel image on average.
+    """
+    images = trace.images
+
+    def draw(image: np.ndarray) -> np.ndarray:
+        key = int.from_bytes(hashlib.blake2b(image.tobytes(), digest_size=16).digest())
+        noise = np.random.default_rng((trace.seed, key)).random(trace.image_size, dtype=np.float32)
+        peak, noise = noise.argmax(), noise * np.float32(1 - 2**-9)
+        noise.flat[peak] = 1
+        return noise
+
+    def drawn() -> Tensor:
+        maps = in_threads(draw, images.float().contiguous().cpu().numpy())
+        return torch.from_numpy(np.stack(maps)).to(images.device)
+
+    return _last_noise(images, trace.seed, drawn).clone()
+
+
+@floor("edges", cite="sobel1968edges", aliases=("edge-detector", "sobel"))
+def edges(trace: Trace) -> Tensor:
+    """The Sobel edge strength of the grey image.
+
+    sqrt((g_y^2 + g_x^2) / 2), g the 3x3 Sobel derivatives with the border pixels repeated. Grey is the
+    luminance of the image restored through the model's preprocessing, or the channels' mean where there
+    are not three. Of a volume, sqrt((g_z^2 + g_y^2 + g_x^2) / 3).
+    """
+    pictures = pictures_of(trace.model, trace.images)
+    if pictures.shape[1] == 3:
+        grey = torch.einsum("c,bc...->b...", pictures.new_tensor(GREY), pictures)
+    else:
+        grey = pictures.mean(1)
+    smooth, difference = grey.new_tensor([0.25, 0.5, 0.25]), grey.new_tensor([1.0, 0.0, -1.0])
+    axes = grey.ndim - 1
+    sides = [[difference if at == axis else smooth for at in range(axes)] for axis in range(axes)]
+    padded = torch.nn.functional.pad(grey[:, None], (1, 1) * axes, mode="replicate")
+    convolve = torch.nn.functional.conv2d if axes == 2 else torch.nn.functional.conv3d
+    slopes = convolve(padded, torch.stack([_product(kernel) for kernel in sides])[:, None])
+    return (slopes.square().sum(1) / axes).sqrt()
+
+
+@floor("centre", cite="zhang2018excitation", aliases=("center",))
+def centre(trace: Trace) -> Tensor:
+    """A Gaussian bump around the middle pixel (H // 2, W // 2).
+
+    exp(-8 ((i - H // 2)^2 / H^2 + (j - W // 2)^2 / W^2)): a standard deviation of a quarter of each side.
+    """
+    bumps = [
+        torch.exp(-8 * ((torch.arange(n, device=trace.images.device) - n // 2) / n) ** 2)
+        for n in trace.image_size
+    ]
+    return _product(bumps).expand(len(trace.images), *trace.image_size)
+
+
+def _product(sides: Sequence[Tensor]) -> Tensor:
+    """The outer product: "H", "W" -> "H W", and so on."""
+    return reduce(lambda whole, side: whole[..., None] * side, sides)
+
+
+@lru_cache(maxsize=1024)
+def floor_name(method: str) -> str:
+    """The name of the floor that a method is; "" for one that reads the network.
+
+    >>> floor_name("sobel"), floor_name("random(seed=3)"), floor_name("gradcam")
+    ('edges', 'random', '')
+    """
+    try:
+        entry = explainers.get(parse_call(method)[0])
+    except HeatproofError:
+        return ""
+    return entry.name if entry.card == FLOOR_CARD else ""
+
+
+def is_floor(method: str) -> bool:
+    """Whether a method ignores the network."""
+    return bool(floor_name(method))

@@ -167,8 +167,7 @@ def smooth_gradcam_plus_plus(trace: Trace, *, samples: int = 25, noise: float = 
     shared = SharedPass(model, images, frozenset({"activations", "gradients"}), trace.layer)
     for sample in range(samples):
         noisy = images + deviation * normal_noise(trace, [sample])
-        passed = shared(model.ready(noisy), lambda _: trace.targets)
-        gradients = shared.trace(passed, noisy, noisy).gradient
+        gradients = shared.run(noisy, lambda _: trace.targets).gradient
         powers += torch.stack([gradients, gradients**2, gradients**3]) / samples
     first, second, third = powers
     dims = spatial_dims(first, 2)

@@ -2,9 +2,17 @@
 
 A positive is a real code (symbols.py), drawn with whole pixels per module and a quiet zone on a plate
 somewhere in the image; because the geometry is known, the masks are exact. A negative has the same kind of
-background, plate and colours (patterns.py). Protocol: chakraborty2025cambench; varied backgrounds and a
-margin around the plate are there so that maps have an outside to leak into. Image i follows from the seed and
-i alone. `write_codes` writes files and a manifest that the csv source reads:
+background, plate, size, colours and blackness, not the patterns:
+
+    checkerboard, clutter, barcode, stripes    other things made of dark and light cells
+    finderless   a real code whose finder (and a module around it) is random; of a linear code, whole columns
+    shuffled     a real code cut into blocks of 1, 2, 4 or 7 modules in random order; of large blocks, whole
+                 finders may remain at wrong places
+
+Protocol: chakraborty2025cambench; varied backgrounds and a margin around the plate are there so that maps
+have an outside to leak into. Where photographs are given, half of the backgrounds are random pieces of them,
+at least half as wide or high as the whole. Image i follows from the seed and i alone. `write_codes` writes
+files and a manifest that the csv source reads:
 
     OUT/manifest.csv             path, label (1: a code), kind, the box's corners, a mask_ column per part,
                                  and what was drawn: version, level, text, and, before a distortion, scale,
@@ -25,12 +33,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from PIL import Image
 from scipy.ndimage import find_objects, label
 
 from heatproof.errors import InputError, did_you_mean
-from heatproof.images.file_sources import CORNERS, MASK
-from heatproof.images.patterns import NEGATIVES, background, find_photos, negatives_of
+from heatproof.images.file_sources import CORNERS, MASK, walk
+from heatproof.images.files import is_picture, open_image
 from heatproof.images.symbols import PARTS, Code, Modules, Random, Symbol, find_symbol
 
 MARGIN = 0.06  # of each side, free around the quiet zone
@@ -44,6 +53,8 @@ EDITS = (
     "move",  # and it is printed again in the background; codes without room for it are left out
     "swap",  # it changes places with the data at the corner that has no finder
 )
+PHOTO_SHARE = 0.5
+SHUFFLED_BLOCKS = (1, 2, 4, 7)
 
 
 class Spot(NamedTuple):
@@ -92,39 +103,26 @@ def make_qr(
     n_negative: int = 600,
     size: int | tuple[int, int] = 224,
     seed: int = 0,
-    **options: Any,
+    *,
+    symbol: str = "qr",
+    versions: Sequence[int] | None = None,
+    photos: str | Path | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> QRSet:
-    """Make images of QR codes, then images without one, whose kinds alternate.
+    """Make images of QR codes, or of another symbol, then images without one, whose kinds alternate.
 
     Args:
         n_positive, n_negative: number of images with a code, and without.
         size: side of an image in pixels, or height and width.
         seed: of all random numbers.
-        options: those of `make_codes`.
+        symbol: the kind of code.
+        versions: those to draw from; default: the symbol's usual ones as far as they fit.
+        photos: a folder of photographs for half of the backgrounds.
+        progress: called with the number of images made since the last call.
 
     Example:
         >>> make_qr(1, 2, 64).kinds.tolist()
         ['qr', 'checkerboard', 'clutter']
-    """
-    return make_codes("qr", n_positive, n_negative, size, seed, **options)
-
-
-def make_codes(
-    symbol: str = "qr",
-    n_positive: int = 600,
-    n_negative: int = 600,
-    size: int | tuple[int, int] = 224,
-    seed: int = 0,
-    *,
-    versions: Sequence[int] | None = None,
-    photos: str | Path | None = None,
-    progress: Callable[[int], None] | None = None,
-) -> QRSet:
-    """Make images with codes first, then negatives, whose kinds alternate.
-
-    size: the side, or height and width. versions: those to draw from; else the symbol's usual ones as far as
-    they fit. photos: a folder of photographs for half of the backgrounds. progress: called with
-    the number of images made since the last call.
     """
     kind = find_symbol(symbol)
     frame = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
@@ -381,3 +379,137 @@ def _targets(
         )
         if not any(map(all, overlaps)):
             yield block
+
+
+def flat(rows: np.ndarray, columns: np.ndarray, random: Random) -> np.ndarray:
+    return np.zeros(rows.shape)
+
+
+def gradient(rows: np.ndarray, columns: np.ndarray, random: Random) -> np.ndarray:
+    angle = random.uniform(0, 2 * np.pi)
+    return np.asarray(0.5 + (rows - 0.5) * np.sin(angle) + (columns - 0.5) * np.cos(angle))
+
+
+def clouds(rows: np.ndarray, columns: np.ndarray, random: Random) -> np.ndarray:
+    """A 5 x 5 grid of random values, linear in between along each axis."""
+    values = random.random((5, 5))
+    knots = np.arange(5)
+    across, down = (np.linspace(0, 4, side) for side in rows.shape[::-1])
+    wide = np.stack([np.interp(across, knots, line) for line in values])
+    return np.stack([np.interp(down, knots, line) for line in wide.T], axis=1)
+
+
+def grain(rows: np.ndarray, columns: np.ndarray, random: Random) -> np.ndarray:
+    return random.random(rows.shape)
+
+
+def blocks(rows: np.ndarray, columns: np.ndarray, random: Random) -> np.ndarray:
+    cells = int(random.integers(4, 12))
+    levels = random.random((cells + 1, cells + 1))
+    return np.asarray(levels[(rows * cells).astype(int), (columns * cells).astype(int)])
+
+
+def bars(rows: np.ndarray, columns: np.ndarray, random: Random) -> np.ndarray:
+    angle, count = random.uniform(0, np.pi), random.uniform(4, 20)
+    return np.asarray(np.floor((rows * np.sin(angle) + columns * np.cos(angle)) * count) % 2)
+
+
+BACKGROUNDS: dict[str, Callable[[np.ndarray, np.ndarray, Random], np.ndarray]] = {
+    kind.__name__: kind for kind in (flat, gradient, clouds, grain, blocks, bars)
+}
+
+
+def background(height: int, width: int, random: Random, photos: Sequence[Path] = ()) -> np.ndarray:
+    """Array "H W 3" in [0, 255]: a blend of two random colours, or a photograph."""
+    if photos and random.random() < PHOTO_SHARE:
+        return photograph(photos[int(random.integers(len(photos)))], height, width, random)
+    kind = list(BACKGROUNDS.values())[int(random.integers(len(BACKGROUNDS)))]
+    rows, columns = np.indices((height, width)) / max(height, width)
+    blend = np.clip(kind(rows, columns, random), 0, 1)[..., None]
+    first, second = random.uniform(0, 255, (2, 3))
+    return np.asarray(first + blend * (second - first))
+
+
+def photograph(photo: Path, height: int, width: int, random: Random) -> np.ndarray:
+    """A random piece, resized to "H W 3" float."""
+    image = open_image(photo).convert("RGB")
+    scale = min(image.width / width, image.height / height) * random.uniform(0.5, 1)
+    left = random.uniform(0, image.width - scale * width)
+    top = random.uniform(0, image.height - scale * height)
+    frame = (left, top, left + scale * width, top + scale * height)
+    return np.asarray(image.resize((width, height), Image.Resampling.BILINEAR, box=frame), dtype=float)
+
+
+def find_photos(photos: str | Path | None) -> list[Path]:
+    """The images of a folder, in the order of their paths."""
+    if photos is None:
+        return []
+    root = Path(photos)
+    if not root.is_dir():
+        raise InputError(f"there is no folder {root} of photographs")
+    files = sorted(file for file in walk(root) if is_picture(file))
+    if not files:
+        raise InputError(f"there is no image in {root}; name a folder of photographs")
+    return files
+
+
+def checkerboard(random: Random, symbol: Symbol, version: int) -> Modules:
+    cell = int(random.integers(1, 5))
+    return np.asarray((np.indices(symbol.shape(version)) // cell).sum(0) % 2 == 0)
+
+
+def clutter(random: Random, symbol: Symbol, version: int) -> Modules:
+    """Rectangles over rectangles, dark and light in turn."""
+    tall, wide = symbol.shape(version)
+    modules = np.zeros((tall, wide), bool)
+    for i in range(int(random.integers(15, 40))):
+        top, left = random.integers(0, tall - 1), random.integers(0, wide - 1)
+        rows, columns = random.integers(1, max(2, tall // 3)), random.integers(1, max(2, wide // 3))
+        modules[top : top + rows, left : left + columns] = i % 2 == 0
+    return modules
+
+
+def barcode(random: Random, symbol: Symbol, version: int) -> Modules:
+    """Bars one to four modules wide, as linear barcodes have them, upright or lying."""
+    shape, upright = symbol.shape(version), random.random() < 0.5
+    n = shape[upright]
+    edges = np.cumsum(random.integers(1, 5, n))
+    bars = np.searchsorted(edges, np.arange(n), side="right") % 2 == 0
+    return np.broadcast_to(bars if upright else bars[:, None], shape).copy()
+
+
+def stripes(random: Random, symbol: Symbol, version: int) -> Modules:
+    """Stripes of one width: upright, lying or diagonal."""
+    rows, columns = np.indices(symbol.shape(version))
+    across = (rows, columns, rows + columns, rows - columns)[int(random.integers(4))]
+    return np.asarray(across // int(random.integers(1, 5)) % 2 == 0)
+
+
+def finderless(random: Random, symbol: Symbol, version: int) -> Modules:
+    code = symbol.random(random, version)
+    # One module more on every side: a QR code's separators outline the finder as clearly as its own ring.
+    around = sliding_window_view(np.pad(code.parts["finder"], 1), (3, 3)).any((2, 3))
+    tall, wide = code.modules.shape
+    return np.where(around, random.random((1 if symbol.linear else tall, wide)) < 0.5, code.modules)
+
+
+def shuffled(random: Random, symbol: Symbol, version: int) -> Modules:
+    modules = symbol.random(random, version).modules.copy()
+    block = int(random.choice(SHUFFLED_BLOCKS))
+    high = len(modules) if symbol.linear else block
+    down, across = modules.shape[0] // high, modules.shape[1] // block
+    whole = modules[: down * high, : across * block]  # what is left over at two edges stays
+    blocks = whole.reshape(down, high, across, block).swapaxes(1, 2).reshape(-1, high, block)
+    mixed = random.permutation(blocks, axis=0)
+    whole[:] = mixed.reshape(down, across, high, block).swapaxes(1, 2).reshape(whole.shape)
+    return modules
+
+
+NEGATIVES: dict[str, Callable[[Random, Symbol, int], Modules]] = {
+    kind.__name__: kind for kind in (checkerboard, clutter, barcode, stripes, finderless, shuffled)
+}
+
+
+def negatives_of(symbol: Symbol) -> list[str]:
+    """Kinds of negatives for a symbol: bars are too much like a barcode to be a negative of it."""
+    return [kind for kind in NEGATIVES if kind != symbol.name]

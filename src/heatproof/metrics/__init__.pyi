@@ -1,17 +1,19 @@
-from .adversarial import adversarial_fragility
 from .agreement import (
     map_similarity,
     method_agreement,
     metric_agreement,
     rank_correlation,
+    ssim,
+    ssim_reasons,
 )
-from .blobs import centre_bias, dispersion
 from .classifier import accuracy, auc, f1, recall
-from .cscores import cscore, cscore_by_class, global_cscore, gold_list, soft_iou
+from .cscores import cscore, cscore_by_class, dom, global_cscore, gold_list, soft_iou
 from .faithfulness import deletion, insertion, insertion_deletion
 from .interventions import evidence
 from .localisation import (
     box_iou,
+    centre_bias,
+    dispersion,
     filled,
     inside,
     localise,
@@ -21,7 +23,6 @@ from .localisation import (
     pointing,
     reachable,
 )
-from .mean_maps import dom
 from .mosaic import disconnected_grid, grid_pointing
 from .on_parts import (
     auc_bg,
@@ -41,9 +42,15 @@ from .on_parts import (
     structure_score,
     tmr,
 )
-from .results import Curve, PerClass, PerImage
-from .sanity import fragility, input_shift, model_edit, parameter_randomisation, randomisation
-from .similarity import ssim, ssim_reasons
+from .results import Curve, PerClass, PerImage, above_floors
+from .sanity import (
+    adversarial_fragility,
+    fragility,
+    input_shift,
+    model_edit,
+    parameter_randomisation,
+    randomisation,
+)
 from .specific import specificity, untrained
 from .stability import (
     consistency,
@@ -54,7 +61,6 @@ from .stability import (
     sensitivity,
     ssim_to_final,
 )
-from .stats import above_floors
 
 __all__ = [
     "Curve",

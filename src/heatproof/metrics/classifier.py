@@ -1,4 +1,4 @@
-"""Metrics of the classifier itself: accuracy, recall, F1, AUC.
+"""Metrics of the classifier itself (accuracy, recall, F1, AUC), and gold lists. Imports no torch.
 
     accuracy = share of images whose own class has the highest probability (ties to the lower class)
     recall_c = the same over the images of class c; macro = plain mean over the classes that occur
@@ -16,19 +16,41 @@ each class's AUC), and images are independent given their labels:
     s_i = mean over classes k of  V_k(i) / (n_k or n_rest),  V_k(i) = share of the other side that i beats
     Var(AUC) = sum e_i^2,    Var(AUC - AUC') = sum (e_i - e'_i)^2
 
-Outputs are probabilities as in gold.py, or with logits=True the raw outputs of the model.
+Outputs are probabilities, or with logits=True the raw outputs of the model.
 
 For multi-label images, labels are a table "b k" of 0 and 1 and each label is ranked and counted separately,
 over all images: AUC_c and e_i as for two classes, the others with the label predicted from a probability of
 tau_c (0.5) on. The value is the plain mean over the labels that occur.
+
+Gold lists: the images of a class that count for its C-Score (cscores.py), and their confidence weights.
+
+    G(c) = {i : y_i = c and p_i(c) >= tau},  tau = 0.5, made anew at every checkpoint
+
+p(c) is the softmax, or for a one-logit model p(1) = sigmoid(z) and p(0) = 1 - sigmoid(z).
+elangovan2026cscore also says the list is anchored to the last epoch; its tables only fit a new list at
+every checkpoint, so that is the default, and an anchored list is one made with the anchor's probabilities.
+
+Beyond the paper, which names both as open:
+- tau="adaptive": tau_c is the n_c-th largest p(c) of all images, where n_c of them carry the label c, so
+  that c is predicted as often as it occurs. It depends on the ranking of p(c) alone, as AUC does: a
+  shifted threshold cannot empty the list, a lost ranking still does.
+- calibrated confidence: one temperature T, p**(1/T) renormalised, by least negative log-likelihood
+  (guo2017calibration). It changes weights, never membership. The images of each class, in the order of p(c),
+  go to two folds in turn, and each fold has the temperature of the other; or one fitted elsewhere is given.
+- an anchored list: the one of another checkpoint, with today's confidence.
+- multi-label images: y is a table "b k" of 0 and 1, p(c) a sigmoid of its own, and
+  G(c) = {i : y_ic = 1 and p_i(c) >= tau_c}, each label with its own list and optionally its own tau_c.
+  Calibrated, each label is a problem of two classes, p(c) and 1 - p(c), with its own temperature.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, fields
+from functools import cache, partial
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -36,13 +58,11 @@ from scipy.special import expit, log_softmax, logsumexp
 from scipy.stats import rankdata
 
 from heatproof.errors import InputError
-from heatproof.metrics import gold
-from heatproof.metrics.results import NAN, PerClass
-from heatproof.metrics.stats import as_array, same_length
-from heatproof.registry import metric
+from heatproof.metrics.results import NAN, PerClass, as_array, same_length
+from heatproof.registry import call_text, metric
 
 if TYPE_CHECKING:
-    from heatproof.metrics.scene import CheckpointContext
+    from heatproof.metrics.kit import CheckpointContext
     from heatproof.types import ArrayLike
 
 NO_IMAGE = "has no image"
@@ -51,6 +71,8 @@ PAIRED = 8  # times the variance of an AUC: of a difference of two, and each may
 LEAST_POSITIVES = 2  # of each label, in each half of the images
 ASSUMED = 0.02  # AUC by which another output must be better
 MOST_NAMES = 10
+Weights = Literal["confidence", "calibrated", "uniform"]
+Tau = float | Literal["adaptive"] | Sequence[float]  # a sequence: one for each class
 
 
 def _in_a_run(function: Callable[..., Any], context: CheckpointContext, options: dict[str, Any]) -> Any:
@@ -84,7 +106,7 @@ def accuracy(
         0.6666666666666666
     """
     truth, predicted = _predicted(labels, probs, logits, tau)
-    if gold.is_table(labels):
+    if is_table(labels):
         right = np.where(truth.any(0), (truth == predicted).sum(0) / max(len(truth), 1), NAN)
         return _macro(right.tolist(), len(truth), NO_IMAGE)
     if len(truth) == 0:
@@ -148,8 +170,8 @@ def auc(labels: ArrayLike, probs: ArrayLike, *, logits: bool = False) -> PerClas
         0.75
     """
     why = "has no image to rank or none to rank it against"
-    if gold.is_table(labels):
-        truth, scores = _checked(labels, probs, logits)
+    if is_table(labels):
+        scores, truth = checked(labels, probs, logits)
         return _macro(np.diag(_auc_matrix(truth, scores)).tolist(), len(truth), why)
     y, columns = _ranked(labels, probs, logits)
     values = [_auc_matrix((y == c)[:, None], column[:, None]).item() for c, column in columns.items()]
@@ -164,8 +186,8 @@ def auc_errors(labels: ArrayLike, probs: ArrayLike, *, logits: bool = False) -> 
     >>> [round(float((e**2).sum()) ** 0.5, 3) for e in (first, first - second, first - first)]
     [0.354, 0.354, 0.0]
     """
-    if gold.is_table(labels):
-        truth, scores = _checked(labels, probs, logits)
+    if is_table(labels):
+        scores, truth = checked(labels, probs, logits)
         both = zip(truth.T, scores.T, strict=True)
         ranked = [auc_errors(own, p, logits=logits) for own, p in both if 0 < own.sum() < len(own)]
         return np.mean(ranked, axis=0) if ranked else np.full(len(truth), NAN)
@@ -185,7 +207,7 @@ def auc_errors(labels: ArrayLike, probs: ArrayLike, *, logits: bool = False) -> 
 
 def _ranked(labels: ArrayLike, probs: ArrayLike, logits: bool) -> tuple[np.ndarray, dict[int, np.ndarray]]:
     """Labels "b", and by class the scores that rank images; for two classes, class 1 only."""
-    y, scores = _checked(labels, probs, logits)
+    scores, y = checked(labels, probs, logits)
     if not logits and (scores >= 1).any():
         # Probabilities that round to 1 are distinguished by what is left for the other classes.
         scores, logits = np.log(np.maximum(scores, np.finfo(np.float64).tiny)), True
@@ -194,32 +216,16 @@ def _ranked(labels: ArrayLike, probs: ArrayLike, logits: bool) -> tuple[np.ndarr
     return y, dict(enumerate((_log_odds(scores) if logits else scores).T))
 
 
-def _checked(labels: ArrayLike, probs: ArrayLike, logits: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Labels "b", or bool "b k" of multi-label images, and scores "b k", by which images are ranked."""
-    if not logits:
-        return gold.checked(labels, probs)[::-1]
-    scores = as_array(probs).astype(np.float64)
-    scores = scores[:, None] if scores.ndim == 1 else scores
-    if scores.ndim != 2 or scores.shape[1] == 0 or not np.isfinite(scores).all():
-        shape = scores.shape
-        raise InputError(f"logits must be finite and 'b k', or 'b' for one-logit models; got {shape}")
-    if scores.shape[1] == 1:
-        scores = np.concatenate([-scores / 2, scores / 2], axis=1)
-    same_length(labels=labels, probs=scores)
-    read = gold.finding_table if gold.is_table(labels) else gold.class_labels
-    return read(labels, scores.shape[1]), scores
-
-
 def _predicted(
     labels: ArrayLike, probs: ArrayLike, logits: bool, tau: float | Sequence[float]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Bool array "b k" each: the labels, and the predicted ones; of one class per image, the most likely."""
-    truth, scores = _checked(labels, probs, logits)
+    scores, truth = checked(labels, probs, logits)
     if truth.ndim == 1:
         each = np.arange(scores.shape[1])
         return truth[:, None] == each, scores.argmax(1)[:, None] == each
     p = expit(scores) if logits else scores
-    return truth, p >= gold.thresholds(truth, p, tau)
+    return truth, p >= thresholds(truth, p, tau)
 
 
 def _log_odds(z: np.ndarray) -> np.ndarray:
@@ -340,3 +346,160 @@ def _assigned(table: np.ndarray, used: np.ndarray) -> np.ndarray:
     table[np.arange(len(used)), used] += ASSUMED
     columns: np.ndarray = linear_sum_assignment(table, maximize=True)[1]
     return used if (table.argmax(1) == used).all() else columns
+
+
+@dataclass(frozen=True)
+class ListRule:
+    """Options of gold lists in studies, runs and monitors: threshold, weights and anchor.
+
+    >>> ListRule("adaptive", "calibrated").text
+    "cscore(tau='adaptive', weights='calibrated')"
+    """
+
+    tau: Tau = 0.5
+    weights: Weights = "confidence"
+    anchor: str | None = None  # the checkpoint whose lists count at all others
+
+    def __post_init__(self) -> None:
+        checked_tau(self.tau)
+        if self.weights not in get_args(Weights):
+            raise InputError(f"weights must be 'confidence', 'calibrated' or 'uniform'; got {self.weights!r}")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options that differ from the default, as arguments of cscore."""
+        return {f.name: own for f in fields(self) if (own := getattr(self, f.name)) != f.default}
+
+    @property
+    def text(self) -> str:
+        """The metric as runs name it."""
+        return call_text("cscore", self.options)
+
+
+@cache
+def _scales() -> dict[str, list[tuple[float, str]]]:
+    return tomllib.loads(files(__package__).joinpath("reading.toml").read_text(encoding="utf-8"))
+
+
+def reading(score: float, scale: Literal["words", "colours"] = "words") -> str:
+    """A C-Score by a scale of reading.toml; "" for NaN.
+
+    >>> reading(0.85), reading(0.85, "colours"), reading(0.2, "colours"), reading(0.0, "colours")
+    ('almost perfect', 'green', 'amber', 'red')
+    """
+    return next((name for end, name in _scales()[scale] if score < end), "")
+
+
+def checked_tau(tau: Any) -> Tau:
+    """Check tau: a probability, one for each class, or "adaptive"."""
+    if isinstance(tau, str) and tau == "adaptive":
+        return "adaptive"
+    if isinstance(tau, (list, tuple)) and tau:
+        for limit in tau:
+            checked_tau(float(limit))
+        return [float(limit) for limit in tau]
+    if isinstance(tau, (str, bool)) or not 0 <= tau <= 1:
+        raise InputError(f"tau must be a number in [0, 1] or 'adaptive'; got {tau!r}")
+    return float(tau)
+
+
+def class_probabilities(probs: ArrayLike) -> np.ndarray:
+    """Array "b k" as given, or "b" or "b 1" (the probability of class 1) as "b 2"; float64, checked."""
+    p = as_array(probs).astype(np.float64)
+    if p.ndim == 1:
+        p = p[:, None]
+    if p.ndim != 2 or p.shape[1] == 0:
+        raise InputError(f"probabilities must be 'b k', or 'b' for one-logit models; got {p.shape}")
+    # Written as "not all within", so that NaN fails too.
+    if not ((p >= 0) & (p <= 1)).all():
+        raise InputError("probabilities must lie in [0, 1]; pass softmax or sigmoid outputs, not logits")
+    return np.concatenate([1 - p, p], axis=1) if p.shape[1] == 1 else p
+
+
+def class_logits(values: ArrayLike) -> np.ndarray:
+    """Array "b k" as given, or "b" or "b 1" (of one-logit models) as "b 2"; float64, checked."""
+    z = as_array(values).astype(np.float64)
+    z = z[:, None] if z.ndim == 1 else z
+    if z.ndim != 2 or z.shape[1] == 0 or not np.isfinite(z).all():
+        raise InputError(f"logits must be finite and 'b k', or 'b' for one-logit models; got {z.shape}")
+    return np.concatenate([-z / 2, z / 2], axis=1) if z.shape[1] == 1 else z
+
+
+def class_labels(labels: ArrayLike, classes: int) -> np.ndarray:
+    """Whole numbers "b" in 0 .. classes - 1, checked."""
+    given = as_array(labels)
+    fractions = given.dtype.kind == "f" and not (np.isfinite(given) & (given == np.round(given))).all()
+    if given.ndim != 1 or given.dtype.kind not in "biuf" or fractions:
+        raise InputError(f"labels must be 'b' whole numbers; got {given.dtype} of shape {given.shape}")
+    y = given.astype(np.int64)
+    outside = y[(y < 0) | (y >= classes)]
+    if len(outside):
+        raise InputError(
+            f"label {int(outside[0])} is outside the {classes} classes of the probabilities; "
+            f"use labels 0 to {classes - 1}"
+        )
+    return y
+
+
+def is_table(labels: ArrayLike) -> bool:
+    """Whether labels are multi-label: a table with a column per label."""
+    shape = np.shape(labels)
+    return len(shape) == 2 and shape[1] > 1
+
+
+def finding_table(labels: ArrayLike, findings: int) -> np.ndarray:
+    """Bool array "b k", checked."""
+    table = as_array(labels)
+    if table.shape[1] != findings or not ((table == 0) | (table == 1)).all():
+        raise InputError(
+            f"multi-label labels must be 0 or 1 in {findings} columns, one for each column of the "
+            f"probabilities; got {table.dtype} of shape {table.shape}"
+        )
+    return table.astype(bool)
+
+
+def gold_mask(labels: ArrayLike, probs: ArrayLike, tau: Tau = 0.5) -> np.ndarray:
+    """As gold_list, without torch."""
+    p, y = checked(labels, probs)
+    limits = thresholds(y, p, tau)
+    return y & (p >= limits) if y.ndim == 2 else p[np.arange(len(y)), y] >= limits[y]
+
+
+def thresholds(labels: ArrayLike, probs: ArrayLike, tau: Tau = 0.5) -> np.ndarray:
+    """Array "k": the threshold each class's gold list is made with."""
+    p, y = checked(labels, probs)
+    limit = checked_tau(tau)
+    if isinstance(limit, float):
+        return np.full(p.shape[1], limit)
+    if not isinstance(limit, str):
+        if len(limit) != p.shape[1]:
+            raise InputError(f"there are {len(limit)} values of tau for {p.shape[1]} classes; give one each")
+        return np.array(limit)
+    if len(y) == 0:
+        return np.ones(p.shape[1])
+    size = y.sum(0) if y.ndim == 2 else np.bincount(y, minlength=p.shape[1])
+    last: np.ndarray = np.sort(p, axis=0)[::-1][np.maximum(size - 1, 0), np.arange(p.shape[1])]
+    return last
+
+
+def anchored(anchor: ArrayLike, n: int) -> np.ndarray:
+    """Bool array "b": a list given as a mask or as indices, checked."""
+    chosen = as_array(anchor)
+    if chosen.dtype == bool:
+        same_length(labels=range(n), anchor=chosen)
+        return chosen
+    if chosen.dtype.kind == "f" and chosen.size:
+        raise InputError("anchor must be a boolean mask or image indices")
+    chosen = chosen.astype(np.int64)
+    if chosen.ndim != 1 or ((chosen < 0) | (chosen >= n)).any():
+        raise InputError(f"anchor must hold image indices from 0 to {n - 1}, or be a mask of {n} entries")
+    listed = np.zeros(n, dtype=bool)
+    listed[chosen] = True
+    return listed
+
+
+def checked(labels: ArrayLike, probs: ArrayLike, logits: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Probabilities or logits "b k", and labels "b" or, for multi-label images, bool "b k"."""
+    p = class_logits(probs) if logits else class_probabilities(probs)
+    same_length(labels=labels, probs=p)
+    return p, (finding_table if is_table(labels) else class_labels)(labels, p.shape[1])

@@ -1,4 +1,4 @@
-"""C-Score: similarity of the maps of correctly classified images of one class (elangovan2026cscore).
+"""C-Score: similarity of the maps of correctly classified images of one class (elangovan2026cscore); DoM.
 
     sIoU(a, b) = sum min(a, b) / sum max(a, b)            both maps all zero: 0
     w_i = p_i / sum p                                     confidence weights over the gold list
@@ -6,7 +6,7 @@
     global = sum_c |G_c| C_c / sum_c |G_c|
 
 H is the map at the image's size, min-max normalised; n - 1 is the sum of (w_i + w_j) over all pairs, which
-the paper leaves as "Z". Gold lists: see gold.py, also for a contradiction in the paper.
+the paper leaves as "Z". Gold lists: see classifier.py, also for a contradiction in the paper.
 
 Undefined cases the paper does not settle: an empty gold list scores 0 with weight 0 (the paper prints
 0.000); a single image has no pair: NaN, left out of the global; every list empty: NaN. A list of blank maps
@@ -19,6 +19,21 @@ pairs of different images count:
        = (m p)' S m / ((sum m p)(sum m) - sum m^2 p),   S = the score matrix with a zero diagonal,
 which is one matrix product for all resamples. Beyond `exact_up_to` maps pairs are sampled, and the interval
 says how well the sample knows the C of these very maps; it does not cover the choice of images.
+
+DoM, the difference of means: distance between the mean maps of two networks, per class.
+
+For the maps H of networks A and B of the same images, at the image's size and min-max normalised,
+
+    M_c(A)  = mean over the images of class c of H(A)
+    DoM_c   = mean over pixels of |M_c(A) - M_c(B)|              0: the same mean map; at most 1
+    DoM     = sum_c n_c DoM_c / sum_c n_c
+
+The C-Score's closest predecessor (ozer2025dom): it compares the mean maps of networks, where the C-Score
+compares the maps of single images under one network.
+
+Deviations: we know the metric from the C-Score paper, which describes it as comparing mean maps over
+architectures and prints no formula; this is the plain reading. Blank maps are zeros and count; where all maps
+of a class are blank under one of the networks, there is no mean map, and the class is NaN and left out.
 """
 
 from __future__ import annotations
@@ -35,16 +50,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from heatproof.errors import InputError
-from heatproof.metrics import gold
-from heatproof.metrics.gold import Tau, Weights, thresholds
-from heatproof.metrics.kit import as_tensor, pixel_maps, same_length, sized_maps
-from heatproof.metrics.results import NAN, Interval, PerClass
-from heatproof.metrics.stats import percentile_interval, resample
+from heatproof.metrics import classifier
+from heatproof.metrics.classifier import Tau, Weights
+from heatproof.metrics.kit import as_tensor, chunks, pixel_maps, same_length, sized_maps
+from heatproof.metrics.results import NAN, Interval, PerClass, percentile_interval, resample
 from heatproof.registry import metric
 from heatproof.types import ArrayLike, Maps, constant, normalise, upsample
 
 if TYPE_CHECKING:
-    from heatproof.metrics.scene import CheckpointContext
+    from heatproof.metrics.kit import CheckpointContext
 
 BLANK = "every map of the gold list is constant, so that no two share anything"
 EXACT_UP_TO = 2000  # maps; beyond, pairs are sampled. 2,000 maps of 224x224 are 2 million pairs
@@ -59,6 +73,8 @@ CPU_BLOCK, GPU_BLOCK = 512, 4096
 PAIRS_AT_ONCE = 128  # bounds the memory of the sampled mode
 TEMPERATURES = (0.05, 20.0)  # a model without errors would have temperature 0
 BELOW_ONE = 1 - 2.0**-24  # the largest single below 1: a probability of 1 is one that was rounded
+NO_LABEL = "no image has a label"
+NO_MEAN = "class {} left out: all its maps are constant under one of the networks, so there is no mean map"
 
 
 @dataclass(frozen=True)
@@ -138,7 +154,7 @@ def _in_a_run(
     """Make the gold list of the anchor checkpoint, if an option names one, from its probabilities."""
     given = dict(options)
     if context.every is not None:  # images without a label decide its adaptive threshold too
-        given["tau"] = thresholds(*context.every, given.get("tau", context.limits or 0.5)).tolist()
+        given["tau"] = classifier.thresholds(*context.every, given.get("tau", context.limits or 0.5)).tolist()
         if given.get("weights") == "calibrated":
             table = confidence_weights(*context.every, "calibrated", given.pop("temperature", None))
             given["weights"] = table[context.rows, context.labels]
@@ -166,7 +182,7 @@ def cscore_by_class(
         labels, probs, tau: what gold lists are made of, see gold_list.
         anchor: a mask "b" or indices instead of the gold lists, such as the gold_list of another checkpoint.
         weights: the confidence in an image: its probability, calibrated or not, 1, or these "b".
-        temperature: of the calibration, fitted on other images; else on the other half of these, see gold.py.
+        temperature: of the calibration, fitted on other images; default: on the other half of these.
         alpha, exact_up_to, half_width, resamples, seed: as for cscore.
 
     Returns:
@@ -179,10 +195,10 @@ def cscore_by_class(
         (0.5, 1.0, 0.0)
     """
     rows = _rows(maps, alpha)
-    p = gold.class_probabilities(probs)
+    p = classifier.class_probabilities(probs)
     same_length(maps=rows, labels=labels, probs=p)
-    y = gold.class_labels(labels, p.shape[1])
-    listed = gold.gold_mask(y, p, tau) if anchor is None else gold.anchored(anchor, len(y))
+    y = classifier.class_labels(labels, p.shape[1])
+    listed = classifier.gold_mask(y, p, tau) if anchor is None else classifier.anchored(anchor, len(y))
     given = confidence_weights(y, p, weights, temperature) if isinstance(weights, str) else weights
     confidence = _confidence(given, rows).to(rows.values.device)
     classes: dict[int, PerClass] = {}
@@ -194,7 +210,7 @@ def cscore_by_class(
             part, confidence[chosen], exact_up_to, half_width, resamples, (seed, c)
         )
     whole = _overall(classes, replicates)
-    used = thresholds(y, p, tau) if anchor is None else np.full(p.shape[1], NAN)
+    used = classifier.thresholds(y, p, tau) if anchor is None else np.full(p.shape[1], NAN)
     limits = {"thresholds": dict(enumerate(used.tolist()))}
     return replace(whole, classes=classes, parts={**whole.parts, **limits})
 
@@ -391,13 +407,13 @@ def gold_list(labels: ArrayLike, probs: ArrayLike, tau: Tau = 0.5) -> Tensor:
         >>> gold_list([0, 0, 1, 1], [0.2, 0.7, 0.5, 0.4]).tolist()
         [True, False, True, False]
     """
-    listed = torch.from_numpy(gold.gold_mask(labels, probs, tau))
+    listed = torch.from_numpy(classifier.gold_mask(labels, probs, tau))
     return listed.to(probs.device) if isinstance(probs, torch.Tensor) else listed
 
 
 def temperature(labels: ArrayLike, probs: ArrayLike) -> float:
     """Temperature with the least negative log-likelihood; above 1 for overconfident probabilities."""
-    p, y = map(torch.from_numpy, gold.checked(labels, probs))
+    p, y = map(torch.from_numpy, classifier.checked(labels, probs))
     if len(y) == 0:
         return 1.0
     log_p = p.clamp(min=torch.finfo(torch.float32).tiny).log()
@@ -412,7 +428,7 @@ def temperature(labels: ArrayLike, probs: ArrayLike) -> float:
 
 def calibrate(probs: ArrayLike, t: float) -> Tensor:
     """Tensor "b k": probabilities at temperature t."""
-    p = torch.from_numpy(gold.class_probabilities(probs)).clamp(min=torch.finfo(torch.float32).tiny)
+    p = torch.from_numpy(classifier.class_probabilities(probs)).clamp(min=torch.finfo(torch.float32).tiny)
     return (p.log() / t).softmax(1)
 
 
@@ -423,13 +439,13 @@ def confidence_weights(
 
     t: a temperature fitted on other images; None: each half of these gets that of the other.
     """
-    if gold.is_table(labels):
-        chances, truth = gold.checked(labels, probs)
+    if classifier.is_table(labels):
+        chances, truth = classifier.checked(labels, probs)
         sure = np.minimum(chances, BELOW_ONE) if kind == "calibrated" else chances
         columns = zip(truth.T, sure.T, strict=True)
         return torch.stack([confidence_weights(has, chance, kind, t) for has, chance in columns], 1)
-    p, y = map(torch.from_numpy, gold.checked(labels, probs))
-    gold.ListRule(weights=kind)  # refuses other words
+    p, y = map(torch.from_numpy, classifier.checked(labels, probs))
+    classifier.ListRule(weights=kind)  # refuses other words
     if t is not None and not 0 < t < math.inf:
         raise InputError(f"a temperature is a positive number; got {t}")
     if kind == "uniform":
@@ -446,3 +462,56 @@ def confidence_weights(
         fitted = calibrate(p[fold], temperature(y[~fold], p[~fold]))
         weights[fold] = fitted.gather(1, y[fold][:, None])[:, 0]
     return weights
+
+
+@metric(  # maps that ignore the network never change, so control maps are no reference
+    "dom", needs=("maps", "labels"), level="checkpoint", higher_is_better=False, bounds=(0.0, 1.0),
+    cite="ozer2025dom", title="DoM: distance to the last checkpoint's mean maps", family="Consistency",
+    compares_checkpoints=True, floors=(), volumes=True,
+)  # fmt: skip
+def dom(first: Maps | ArrayLike, second: Maps | ArrayLike, labels: ArrayLike) -> PerClass:
+    """Distance of the mean maps of two networks, by class and over all; 0 for the same mean map.
+
+    Args:
+        first, second: maps of the same images by two networks, or checkpoints, or methods; of any size each,
+            where they are Maps.
+        labels: "b" classes; images with -1 have none and are left out.
+
+    Returns:
+        The mean over classes, weighted by their images, and the distance of each class.
+
+    Example:
+        >>> a, b = torch.zeros(2, 2, 2), torch.zeros(2, 2, 2)
+        >>> a[:, 0, 0], b[0, 0, 0], b[1, 1, 1] = 1.0, 1.0, 1.0
+        >>> dom(a, b, [0, 0]).value
+        0.25
+    """
+    (own, size), (other, size_of_other) = sized_maps(first), sized_maps(second)
+    classes = as_tensor(labels).to(own.device)
+    same_length(first=own, second=other, labels=classes)
+    if size != size_of_other:
+        raise InputError(f"dom compares maps of the same images; got sizes {size} and {size_of_other}")
+    if classes.ndim != 1 or classes.is_floating_point():
+        raise InputError("labels must be 'b' class numbers, one per map")
+    gaps, counts = {}, {}
+    for label in sorted(map(int, set(classes[classes >= 0].tolist()))):
+        rows = (classes == label).nonzero()[:, 0]
+        pair = own[rows], other.to(own.device)[rows]
+        if any(constant(maps).all() for maps in pair):
+            gaps[label] = NAN
+            continue
+        gap = mean_map(pair[0], size) - mean_map(pair[1], size)
+        gaps[label], counts[label] = float(gap.abs().mean()), len(rows)
+    blank = [str(label) for label in gaps if label not in counts]
+    reason = NO_MEAN.format(", ".join(blank)) if blank else "" if gaps else NO_LABEL
+    n = sum(counts.values())
+    value = sum(gaps[label] * count for label, count in counts.items()) / n if n else NAN
+    return PerClass(value, n, classes=gaps, reason=reason)
+
+
+def mean_map(maps: Tensor, size: tuple[int, ...]) -> Tensor:
+    """Tensor "H W" in float64: the mean of maps "b h w", each enlarged and normalised first."""
+    total = torch.zeros(size, dtype=torch.float64, device=maps.device)
+    for part in chunks(maps, size):
+        total += normalise(upsample(maps[part], size)).sum(0, dtype=torch.float64)
+    return total / len(maps)

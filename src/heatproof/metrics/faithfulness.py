@@ -39,12 +39,9 @@ from torch.nn import functional as F
 from heatproof.errors import InputError
 from heatproof.explain.api import explain
 from heatproof.explain.baselines import baseline_images, mixed
-from heatproof.metrics.kit import CONSTANT, Passes, bound, cached, chunks, members, raw_maps
-from heatproof.metrics.results import Cause, Curve, PerImage
-from heatproof.metrics.scene import BatchContext
-from heatproof.metrics.stats import same_length
-from heatproof.models.model import Model
-from heatproof.models.queue import Queue
+from heatproof.metrics.kit import CONSTANT, BatchContext, Passes, bound, cached, chunks, members, raw_maps
+from heatproof.metrics.results import Cause, Curve, PerImage, same_length
+from heatproof.models.model import Model, Queue
 from heatproof.models.running import at_least_float, frozen_eval, memory_format
 from heatproof.registry import metric
 from heatproof.types import ArrayLike, Images, Maps, constant, per_map, size_of, upsample

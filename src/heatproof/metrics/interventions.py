@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import zip_longest
 from typing import Any, NamedTuple, Unpack
@@ -40,8 +40,7 @@ from torch.nn import functional as F
 
 from heatproof.errors import InputError
 from heatproof.explain.api import explain, is_stored
-from heatproof.explain.baselines import baseline_images, gaussian_blur
-from heatproof.explain.floors import is_floor
+from heatproof.explain.baselines import baseline_images, gaussian_blur, is_floor
 from heatproof.images.duplicates import SIDE, near_duplicates
 from heatproof.metrics.evidence_record import (
     HALF,
@@ -56,14 +55,12 @@ from heatproof.metrics.evidence_record import (
     PropertyTest,
     RemovalTest,
 )
-from heatproof.metrics.kit import Passes, align, as_tensor, pixel_maps, refuse_volumes
+from heatproof.metrics.kit import ImagePool, Passes, align, as_tensor, pixel_maps, refuse_volumes
 from heatproof.metrics.localisation import object_regions
-from heatproof.metrics.properties import FILE_TRANSFERS, Transfer, region_mask, transfers
+from heatproof.metrics.properties import FILE_TRANSFERS, region_mask, transfers
 from heatproof.metrics.sanity import Layers
-from heatproof.metrics.scene import ImagePool
 from heatproof.models.heads import Multilabel
-from heatproof.models.model import Model, as_model
-from heatproof.models.queue import Queue, all_logits
+from heatproof.models.model import Model, Queue, all_logits, as_model
 from heatproof.models.running import frozen_eval
 from heatproof.registry import metric
 from heatproof.show import pixels
@@ -166,90 +163,12 @@ def evidence(
         >>> record.answered, len(record.label)
         (6, 6)
     """
-    study = prepare(as_model(model), images, labels, maps, methods, regions, layer, donors, recipients,
-                    seed, passes)  # fmt: skip
-    names = tuple(ids) or tuple(map(str, range(len(study.images))))
-    record = study.record(sides, names, tuple(classes), files)
-    items = [*study.patch_items(record), *study.property_items(record, files)]
-    return replace(record, items=tuple(items), inputs=study.inputs[0])
-
-
-def prepare(
-    model: Model, images: Images, labels: ArrayLike, maps: Mapping[str, Maps] | None = None,
-    methods: Sequence[str] = METHODS, regions: ArrayLike | None = None, layer: Any = None,
-    donors: int = DONORS, recipients: int = RECIPIENTS, seed: int = 0, passes: Passes | None = None,
-) -> Interventions:  # fmt: skip
-    """Donors, their recipients and their maps; arguments as for `evidence`."""
-    passes = passes or {}
-    inputs = model.check_images(images).to(model.device)
-    refuse_volumes("evidence", size_of(inputs))
-    logits = all_logits(model, inputs, **passes)  # the first pass determines the head
-    if not (model.head.one_class or isinstance(model.head, Multilabel)):
-        raise model.head.refused("classes of whole images, which evidence needs")
-    given = as_tensor(labels).cpu()
-    if len(given) != len(inputs):
-        raise InputError(f"there are {len(given)} labels for {len(inputs)} images; give one for each")
-    width = model.head.targets(logits.shape[1])
-    if given.ndim == 1:
-        if int(given.min()) < 0 or int(given.max()) >= width:
-            raise InputError(
-                f"labels reach from {int(given.min())} to {int(given.max())}, but the network has the "
-                f"classes 0 to {width - 1}; order the labels as its outputs"
-            )
-        truth = F.one_hot(given.long(), width).bool()
-    else:
-        truth = given.bool()
-    says = answers(model, logits).cpu()
-    # An image is a donor of a class that it has and gets, and a recipient of classes that it has not
-    # and does not get; with one class per image, recipients must be answered correctly too.
-    is_right, is_other = truth & says, ~truth & ~says
-    if given.ndim == 1:
-        is_other &= is_right.any(1, keepdim=True)
-    thumbnails = F.interpolate(inputs.float().cpu(), (SIDE, SIDE), mode="area")
-    shown = pixels(thumbnails, model.preprocess if model.preprocess.channels == inputs.shape[1] else None)
-    is_first = torch.from_numpy(near_duplicates(shown) == np.arange(len(shown)))
-    rng = np.random.default_rng(seed)
-    image, label, chosen = [], [], []
-    for c in is_right.any(0).nonzero().flatten().tolist():
-        own = (is_right[:, c] & is_first).nonzero().flatten().numpy()
-        others = (is_other[:, c] & is_first).nonzero().flatten().numpy()
-        if not len(others):
-            continue
-        own = own if len(own) <= donors else np.sort(rng.permutation(own)[:donors])
-        for i in own.tolist():
-            image.append(i)
-            label.append(c)
-            chosen.append(np.resize(rng.permutation(others), recipients)[:recipients])
-    if not image:
-        raise InputError(
-            f"no image can be tested: {int(is_right.any(1).sum())} of {len(inputs)} images are answered "
-            "correctly, and correct images of at least two classes are needed; give more labelled images"
-        )
-    rows, targets = torch.tensor(image), torch.tensor(label)
-    if maps is None:
-        maps = explain(
-            model, inputs[rows.to(inputs.device)], list(methods), targets, layer=layer, seed=seed, **passes
-        )
-    else:
-        maps = {name: own.take(rows) for name, own in maps.items()}
-        if any(not torch.equal(own.explained.cpu(), targets) for own in maps.values()):
-            raise InputError("the maps explain other classes than the labels; explain the labels")
-    size = size_of(inputs)
-    heat = torch.stack([pixel_maps(own, size).to(inputs.device) for own in maps.values()]).mean(0)
-    inside: Tensor | None = None
-    own_regions: Tensor | None = None
-    objects = None if regions is None else as_tensor(regions)
-    if objects is not None and bool(objects.any()):
-        together = objects.any(1) if objects.ndim == 4 else objects
-        inside = align(together, size, inputs, "regions").expand(len(inputs), *size)
-        own_regions = inside[rows.to(inside.device)]
-        if objects.ndim == 4:
-            own_regions = align(objects[rows, targets], size, heat, "regions")
-    return Interventions(
-        model, inputs, logits, is_right, is_other, np.array(image), np.array(label), np.stack(chosen), heat,
-        inside, own_regions, transfers((size[0], size[1]), inside is not None), list(maps), seed, passes,
-        [len(inputs) + len(image)],
-    )  # fmt: skip
+    tests = Interventions(as_model(model), images, labels, maps, methods, regions, layer, donors, recipients,
+                          seed, **passes)  # fmt: skip
+    names = tuple(ids) or tuple(map(str, range(len(tests.images))))
+    record = tests.record(sides, names, tuple(classes), files)
+    items = [*tests.patch_items(record), *tests.property_items(record, files)]
+    return replace(record, items=tuple(items), inputs=tests.inputs)
 
 
 def answers(model: Model, logits: Tensor) -> Tensor:
@@ -259,30 +178,91 @@ def answers(model: Model, logits: Tensor) -> Tensor:
     return F.one_hot(model.predicted(logits), model.head.targets(logits.shape[1])).bool()
 
 
-@dataclass(frozen=True)
 class Interventions:
     """Donors, their recipients and maps, and the tests on them."""
 
-    model: Model
-    images: Tensor  # "b c H W"
-    logits: Tensor  # "b k"
-    is_right: Tensor  # "b k" bool: has this class and gets it
-    is_other: Tensor  # "b k" bool: has not this class and does not get it
-    image: np.ndarray  # "e": of each donor
-    label: np.ndarray  # "e"
-    recipients: np.ndarray  # "e r": images
-    heat: Tensor  # "e H W": mean of the normalised maps
-    regions: Tensor | None  # "b H W" bool: all annotated objects
-    own_regions: Tensor | None  # "e H W" bool: those of the donor's label
-    transfers: Mapping[str, Transfer]  # of whole-image properties, by name
-    methods: list[str]
-    seed: int
-    passes: Passes
-    inputs: list[int]  # number of inputs so far, one entry
+    def __init__(
+        self, model: Model, images: Images, labels: ArrayLike, maps: Mapping[str, Maps] | None = None,
+        methods: Sequence[str] = METHODS, regions: ArrayLike | None = None, layer: Layers = None,
+        donors: int = DONORS, recipients: int = RECIPIENTS, seed: int = 0, **passes: Unpack[Passes],
+    ) -> None:  # fmt: skip
+        """Choose donors and recipients and compute the donors' maps; arguments as for `evidence`."""
+        self.model, self.seed, self.passes = model, seed, passes
+        self.images = model.check_images(images).to(model.device)  # "b c H W"
+        refuse_volumes("evidence", size_of(self.images))
+        self.logits = all_logits(model, self.images, **passes)  # "b k"; the first pass determines the head
+        if not (model.head.one_class or isinstance(model.head, Multilabel)):
+            raise model.head.refused("classes of whole images, which evidence needs")
+        truth = self._truth(as_tensor(labels).cpu())
+        says = answers(model, self.logits).cpu()
+        # An image is a donor of a class that it has and gets, and a recipient of classes that it has not
+        # and does not get; with one class per image, recipients must be answered correctly too.
+        self.is_right, self.is_other = truth & says, ~truth & ~says  # "b k" bool
+        if np.ndim(labels) == 1:
+            self.is_other &= self.is_right.any(1, keepdim=True)
+        self.image, self.label, self.recipients = self._donors(donors, recipients)  # "e", "e", "e r"
+        rows, targets = torch.from_numpy(self.image), torch.from_numpy(self.label)
+        if maps is None:
+            given = self.images[rows.to(self.images.device)]
+            maps = explain(model, given, list(methods), targets, layer=layer, seed=seed, **passes)
+        else:
+            maps = {name: own.take(rows) for name, own in maps.items()}
+            if any(not torch.equal(own.explained.cpu(), targets) for own in maps.values()):
+                raise InputError("the maps explain other classes than the labels; explain the labels")
+        self.methods, size = list(maps), self.size
+        heats = [pixel_maps(own, size).to(self.images.device) for own in maps.values()]
+        self.heat = torch.stack(heats).mean(0)  # "e H W": mean of the normalised maps
+        self.regions: Tensor | None = None  # "b H W" bool: all annotated objects
+        self.own_regions: Tensor | None = None  # "e H W" bool: those of the donor's label
+        objects = None if regions is None else as_tensor(regions)
+        if objects is not None and bool(objects.any()):
+            together = objects.any(1) if objects.ndim == 4 else objects
+            self.regions = align(together, size, self.images, "regions").expand(len(self.images), *size)
+            self.own_regions = self.regions[rows.to(self.regions.device)]
+            if objects.ndim == 4:
+                self.own_regions = align(objects[rows, targets], size, self.heat, "regions")
+        self.transfers = transfers(size, self.regions is not None)  # of whole-image properties, by name
+        self.inputs = len(self.images) + len(self.image)  # that went through the network so far
 
-    @property
-    def has_regions(self) -> bool:
-        return self.regions is not None
+    def _truth(self, labels: Tensor) -> Tensor:
+        """Bool tensor "b k" of the labels, checked."""
+        if len(labels) != len(self.images):
+            raise InputError(
+                f"there are {len(labels)} labels for {len(self.images)} images; give one for each"
+            )
+        if labels.ndim > 1:
+            return labels.bool()
+        width, low, high = self.model.head.targets(self.logits.shape[1]), int(labels.min()), int(labels.max())
+        if low < 0 or high >= width:
+            raise InputError(
+                f"labels reach from {low} to {high}, but the network has the "
+                f"classes 0 to {width - 1}; order the labels as its outputs"
+            )
+        return F.one_hot(labels.long(), width).bool()
+
+    def _donors(self, donors: int, recipients: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Image and class "e" of each donor, and its recipients "e r", at most so many of each."""
+        thumbnails = F.interpolate(self.images.float().cpu(), (SIDE, SIDE), mode="area")
+        drawn = pixels(thumbnails, self.model.preprocess if self.is_restored else None)
+        is_first = torch.from_numpy(near_duplicates(drawn) == np.arange(len(drawn)))
+        rng = np.random.default_rng(self.seed)
+        chosen: list[tuple[int, int, np.ndarray]] = []
+        for c in self.is_right.any(0).nonzero().flatten().tolist():
+            own = (self.is_right[:, c] & is_first).nonzero().flatten().numpy()
+            others = (self.is_other[:, c] & is_first).nonzero().flatten().numpy()
+            if len(others):
+                own = own if len(own) <= donors else np.sort(rng.permutation(own)[:donors])
+                chosen += [
+                    (i, c, np.resize(rng.permutation(others), recipients)[:recipients]) for i in own.tolist()
+                ]
+        if not chosen:
+            count = int(self.is_right.any(1).sum())
+            raise InputError(
+                f"no image can be tested: {count} of {len(self.images)} images are answered "
+                "correctly, and correct images of at least two classes are needed; give more labelled images"
+            )
+        image, label, rows = map(list, zip(*chosen, strict=True))
+        return np.array(image), np.array(label), np.stack(rows)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -328,15 +308,15 @@ class Interventions:
         off, anywhere = self.transplants(sides)
         return EvidenceRecord(
             ids, classes, tuple(self.methods), tuple(self.image.tolist()), tuple(self.label.tolist()),
-            self.has_regions, off, anywhere, self.removal(), self.exchange(), self.properties(files),
+            self.regions is not None, off, anywhere, self.removal(), self.exchange(), self.properties(files),
             self.object_shares(), tuple(test.side**2 / math.prod(self.size) for test in off),
-            inputs=self.inputs[0], answered=int(self.is_right.any(1).sum()),
+            inputs=self.inputs, answered=int(self.is_right.any(1).sum()),
         )  # fmt: skip
 
     def transplants(self, sides: Sequence[float]) -> tuple[tuple[PatchTest, ...], tuple[PatchTest, ...]]:
         """By side: windows off the object, and windows anywhere; without regions these are the same."""
         off = tuple(self.transplant(side, off_object=True) for side in sides)
-        if not self.has_regions:
+        if self.regions is None:
             return off, off
         return off, tuple(self.transplant(side, off_object=False) for side in sides)
 
@@ -356,7 +336,7 @@ class Interventions:
         with frozen_eval(model.module):
             jobs = torch.arange(count, device=self.images.device)
             result = queue.predict(count, lambda start, stop: make(jobs[start:stop]), read)
-        self.inputs[0] += count
+        self.inputs += count
         return np.asarray(result.double().cpu().numpy())
 
     def transplant(self, side: float, off_object: bool) -> PatchTest:
@@ -512,7 +492,7 @@ class Interventions:
         """Bool array "n k": answers to images whose region is painted over."""
         images = self.images[torch.from_numpy(rows).to(self.images.device)]
         images = torch.where(regions[:, None], baseline_images(self.model, images, "mean"), images)
-        self.inputs[0] += len(images)
+        self.inputs += len(images)
         return np.asarray(answers(self.model, all_logits(self.model, images, **self.passes)).cpu().numpy())
 
     def object_shares(self) -> Numbers:
@@ -644,7 +624,7 @@ class Interventions:
         """Groups of patches that turn half of their recipients, the largest of each class first."""
         items: list[EvidenceItem] = []
         tests = [(record.anywhere[-1], True)]
-        if self.has_regions:  # windows on the object are only listed from the search without a rule
+        if self.regions is not None:  # windows on the object are only listed from the search without a rule
             tests = [(record.off_object[-1], True), (record.anywhere[-1], False)]
         for c in np.unique(self.label).tolist():
             for test, every in tests:
@@ -711,11 +691,10 @@ class Interventions:
 
     def _drawn(self, images: Tensor) -> np.ndarray:
         """Images "b h w 3" uint8, at most LARGEST pixels wide."""
-        shown = self.model.preprocess if self.model.preprocess.channels == images.shape[1] else None
         scale = min(1.0, LARGEST / max(self.size))
         if scale < 1:
             images = F.interpolate(images.float(), scale_factor=scale, mode="bilinear", antialias=True)
-        return pixels(images, shown)
+        return pixels(images, self.model.preprocess if self.is_restored else None)
 
     def _examples(
         self, record: EvidenceRecord, donors: np.ndarray, k: int, corners: np.ndarray, off: bool,
@@ -739,7 +718,7 @@ class Interventions:
     ) -> Example:
         after = make(torch.arange(len(to), device=self.images.device))
         logits = all_logits(self.model, after, **self.passes)
-        self.inputs[0] += len(to)
+        self.inputs += len(to)
         says = self.model.predicted(logits).cpu().numpy()
         at = int(np.argmax(says == wanted)) if wanted is not None else 0
         before = self.images[int(to[at])][None]

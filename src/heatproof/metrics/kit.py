@@ -1,4 +1,4 @@
-"""Building blocks of metrics: maps and masks as tensors, scores with reasons, batches in chunks.
+"""Building blocks of metrics: maps and masks as tensors, scores with reasons, what a run passes to them.
 
 For metrics of other packages too; docs/extend.md shows one.
 """
@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from textwrap import indent
 from typing import Any, ParamSpec, TypedDict, TypeVar
 
@@ -20,11 +21,10 @@ from torch import Tensor, nn
 from heatproof.errors import InputError
 from heatproof.metrics.results import Cause as Cause
 from heatproof.metrics.results import PerImage as PerImage
-from heatproof.metrics.stats import same_length as same_length
-from heatproof.models.model import Model, as_model
-from heatproof.models.queue import bind_targets
+from heatproof.metrics.results import same_length as same_length
+from heatproof.models.model import Model, as_model, bind_targets
 from heatproof.registry import Metric, check_volumes, metrics
-from heatproof.types import ArrayLike, Images, Maps, normalise, per_map, upsample
+from heatproof.types import ArrayLike, Batch, Images, Maps, normalise, per_map, upsample
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -32,6 +32,7 @@ Part = TypeVar("Part")
 PIXELS_AT_ONCE = {"cpu": 2**20}
 CONSTANT = "the map is constant, so nothing in it stands out"
 NOT_FINITE = "a map has NaN or infinite values, as where the network's output has"
+Change = Callable[[Maps], Maps]
 
 
 class Passes(TypedDict, total=False):
@@ -177,3 +178,67 @@ def chunks(maps: Tensor, size: tuple[int, ...]) -> Iterator[slice]:
     """Slices of the batch that bound memory; small ones on a CPU, for its caches."""
     step = max(1, PIXELS_AT_ONCE.get(maps.device.type, 2**24) // math.prod(size))
     return (slice(start, start + step) for start in range(0, len(maps), step))
+
+
+@dataclass(frozen=True)
+class BatchContext:
+    """One batch: its images, labels and annotations, and their maps by every method."""
+
+    model: Model
+    batch: Batch
+    maps: Mapping[str, Maps]  # as read back from the store
+    targets: Tensor  # "b", the explained classes
+    layer: Any = None
+    seed: int = 0
+    passed: Callable[[int], object] | None = None
+    then: Change | None = None  # rounding of the store, to apply to control maps too
+    caches: dict[Any, dict[Any, Any]] = field(default_factory=dict, repr=False)
+
+    def cache(self, *key: str) -> dict[Any, Any]:
+        """Results shared by the metrics of this batch."""
+        return self.caches.setdefault(key, {})
+
+    @property
+    def classes(self) -> Tensor:
+        """Explained classes as the model takes them; -1, for an image without a map, is scored NaN anyway."""
+        return self.targets.clamp(min=0)
+
+    @cached_property
+    def probabilities(self) -> Tensor:
+        """Tensor "b k", from a separate pass, so that a metric added later gets the same."""
+        return self.model.probabilities(self.model.logits(self.batch.images)).cpu()
+
+    @property
+    def passes(self) -> dict[str, Any]:
+        """Options of everything that runs the model."""
+        return {"seed": self.seed, "progress": self.passed}
+
+
+@dataclass(frozen=True)
+class ImagePool:
+    """A checkpoint's network and images, for metrics that run the network on some of them."""
+
+    model: Model
+    methods: tuple[str, ...]
+    pictures: Callable[[int], Batch]  # largest number of images; labels if they are explained
+    layer: Any
+    passes: Mapping[str, Any]  # options of everything that runs the model
+    annotated: Callable[[int], list[Batch]]  # largest number of images, with all labels and annotations
+    classes: tuple[str, ...] = ()  # names by number
+
+
+@dataclass(frozen=True)
+class CheckpointContext:
+    """All images of a checkpoint that could be used."""
+
+    maps: Any  # of one method, on the run's device; None for a metric that needs none
+    labels: Tensor  # "b"
+    probabilities: Tensor  # "b k"; zero for a class whose probability was not stored
+    seed: int
+    # Probabilities of the same images at another checkpoint, by its name; zero where there are none.
+    at: Callable[[str], Tensor] = lambda name: torch.zeros(0)
+    # For multi-label images: thresholds per label, and labels and probabilities of all images.
+    # Without maps `labels` is that table; with maps, each entry is one label of an image, with its map.
+    limits: tuple[float, ...] | None = None
+    every: tuple[Tensor, Tensor] | None = None
+    rows: Sequence[int] = ()  # index into `every` of each map's image

@@ -42,13 +42,11 @@ from torch.nn import functional as F
 
 from heatproof.errors import HeatproofError, InputError
 from heatproof.explain.api import MethodCall, explain, read_methods
-from heatproof.metrics.kit import Passes, refuse_volumes
+from heatproof.metrics.kit import ImagePool, Passes, refuse_volumes
 from heatproof.metrics.results import Cause, PerImage
 from heatproof.metrics.sanity import Layers, Methods
-from heatproof.metrics.scene import ImagePool
 from heatproof.models.derived import disconnected
-from heatproof.models.model import Model, as_model
-from heatproof.models.queue import all_logits, unbind_targets
+from heatproof.models.model import Model, all_logits, as_model, unbind_targets
 from heatproof.models.running import is_out_of_memory
 from heatproof.registry import metric
 from heatproof.types import ArrayLike, Images, size_of

@@ -52,11 +52,9 @@ from heatproof.errors import InputError, did_you_mean
 from heatproof.explain.baselines import baseline_images, mixed
 from heatproof.metrics import kit
 from heatproof.metrics.agreement import Correlation, rank_correlation
-from heatproof.metrics.kit import CONSTANT, Passes, align, as_tensor, bound, chunks
+from heatproof.metrics.kit import CONSTANT, BatchContext, Passes, align, as_tensor, bound, chunks
 from heatproof.metrics.results import Cause, PerImage
-from heatproof.metrics.scene import BatchContext
-from heatproof.models.model import Model
-from heatproof.models.queue import Queue
+from heatproof.models.model import Model, Queue
 from heatproof.models.running import at_least_float, frozen_eval
 from heatproof.registry import metric
 from heatproof.types import (

@@ -41,17 +41,25 @@ from torch import Tensor, nn
 from heatproof.errors import InputError
 from heatproof.explain.api import explain, is_stored
 from heatproof.explain.baselines import baseline_images
-from heatproof.explain.providers.files import CONTROLS, Stored, control_folder
+from heatproof.explain.providers.files import CONTROLS, Stored, control_paths
 from heatproof.metrics.agreement import map_similarity
 from heatproof.metrics.faithfulness import area, insertion_deletion, not_above
-from heatproof.metrics.kit import NOT_FINITE, Passes, blanked, bound, cached, finite, pixel_maps
+from heatproof.metrics.kit import (
+    NOT_FINITE,
+    BatchContext,
+    Change,
+    Passes,
+    blanked,
+    bound,
+    cached,
+    finite,
+    pixel_maps,
+)
 from heatproof.metrics.results import Cause, Curve, PerImage
 from heatproof.metrics.sanity import Layers
-from heatproof.metrics.scene import BatchContext, Change
 from heatproof.models.derived import untrained_copy
 from heatproof.models.heads import Columns
-from heatproof.models.model import Model
-from heatproof.models.queue import Queue, bind_targets
+from heatproof.models.model import Model, Queue, bind_targets
 from heatproof.models.running import frozen_eval, is_function
 from heatproof.registry import explainers, metric, parse_call
 from heatproof.types import Images, Maps, per_map, size_of, spatial_dims, upsample
@@ -289,7 +297,7 @@ def _no_control(name: str) -> str:
     """Why there are no control maps, and how to provide them."""
     if not isinstance(explainers.find(parse_call(name)[0]), Stored):
         return NO_WEIGHTS
-    folder = control_folder(Path(name.partition(":")[2])).name
+    folder = control_paths(Path(name.partition(":")[2]))[0].name
     return (
         f"there is no map under random weights: store this method's maps of {CONTROLS} networks with "
         f"random weights beside them, in {folder}/0 to {folder}/{CONTROLS - 1}, or give the method as "

@@ -32,11 +32,9 @@ from scipy.stats import pearsonr
 from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.metrics.agreement import Correlation, average_ranks, correlate
+from heatproof.metrics.agreement import REACH, REASONS, Correlation, average_ranks, correlate, ssim
 from heatproof.metrics.kit import as_tensor, raw_maps
-from heatproof.metrics.results import NAN, PerClass
-from heatproof.metrics.similarity import REACH, REASONS, ssim
-from heatproof.metrics.stats import as_numbers, percentile_interval, same_length
+from heatproof.metrics.results import NAN, PerClass, as_numbers, percentile_interval, same_length
 from heatproof.models.running import at_least_float
 from heatproof.registry import metric
 from heatproof.types import ArrayLike, Maps, normalise, per_map, upsample
@@ -298,7 +296,7 @@ class Pairs(NamedTuple):
     """One entry per pair."""
 
     ssim: Tensor  # "n"; NaN where it is not defined
-    why: Tensor  # "n": which of `similarity.REASONS`, 0 where it is defined
+    why: Tensor  # "n": which of `agreement.REASONS`, 0 where it is defined
     same: Tensor  # "n" bool: the prediction stayed
 
     def reasons(self) -> list[str]:

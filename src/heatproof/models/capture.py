@@ -11,19 +11,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from heatproof.errors import HeatproofError, InputError, LayerError, ModelError
+from heatproof.errors import HeatproofError, InputError, LayerError, ModelError, first_line
 from heatproof.models import layers
 from heatproof.models.accel import Accelerator
-from heatproof.models.checkpoints import first_line
 from heatproof.models.layers import find_module, first_tensor, known_scales, layout_of, searched_scales
-from heatproof.models.model import Model
-from heatproof.models.queue import Queue
+from heatproof.models.model import Model, Queue
 from heatproof.models.running import (
     at_least_float,
     forwards_replaced,
@@ -48,8 +46,12 @@ def capture(
     seed: int = 0,
 ) -> Trace:
     """Run the shared pass over checked images. Call inside `frozen_eval(model.module)`."""
+
+    def choose(logits: Tensor) -> Tensor:
+        return model.check_targets(targets, logits)
+
     try:
-        return SharedPass(model, images, needs, layer).run(images, targets, queue, seed)
+        return SharedPass(model, images, needs, layer).run(images, choose, queue, seed)
     except NotAPicture as problem:
         if layer is not None or model.layer is not None:
             some = ", ".join([name for name, _, _ in layers.picture_layers(model, images)][-5:]) or "none"
@@ -61,16 +63,7 @@ def capture(
     # The guess by name was wrong: one pass finds the last layer with a grid, which the Model remembers.
     scales = searched_scales(model, images)
     model.determine(scales=scales, layer=scales[-1])
-    return SharedPass(model, images, needs, None).run(images, targets, queue, seed)
-
-
-class Passed(NamedTuple):
-    """Results of one pass, for all its rows."""
-
-    logits: Tensor
-    chosen: Tensor  # "b" classes that were explained
-    outputs: Mapping[str, Tensor]
-    gradients: Mapping[str, Tensor]
+    return SharedPass(model, images, needs, None).run(images, choose, queue, seed)
 
 
 class SharedPass:
@@ -80,65 +73,43 @@ class SharedPass:
         self, model: Model, images: Tensor, needs: frozenset[str], layer: str | Sequence[str] | None
     ) -> None:
         self.model, self.needs = model, needs
-        self.rows = len(images)  # rows that are explained; a blank one may follow
         self.main, self.names, self.scales = choose_layers(model, images, needs, layer)
         self.of_layers, self.of_input = bool(needs & {"gradients", "scales"}), "input_gradient" in needs
         self.fused = None if self.of_input else Accelerator(model).fused(images)
 
-    def run(self, images: Tensor, targets: Any, queue: Queue | None, seed: int) -> Trace:
-        model = self.model
-        with torch.inference_mode(False):
+    def run(
+        self, images: Tensor, choose: Callable[[Tensor], Tensor], queue: Queue | None = None, seed: int = 0
+    ) -> Trace:
+        """Run the pass, and return the Trace that methods read.
+
+        choose: returns the columns to explain from the logits.
+        """
+        model, count = self.model, len(images)
+        # The caller may be in inference mode, whose tensors cannot require gradients.
+        with torch.inference_mode(False), torch.set_grad_enabled(self.of_layers or self.of_input):
             inputs = model.ready(images)
             if "blank" in self.needs:
                 inputs = torch.cat([inputs, torch.zeros_like(inputs[:1])])
-            if inputs.is_inference():
-                inputs = inputs.clone(memory_format=memory_format(inputs))
-            passed = self(inputs, lambda logits: model.check_targets(targets, logits))
-        return self.trace(passed, images, inputs, queue, seed)
-
-    def __call__(self, inputs: Tensor, choose: Callable[[Tensor], Tensor]) -> Passed:
-        """Run the pass. choose: returns the columns to explain from the logits."""
-        model = self.model
-        # The caller may be in inference mode, whose tensors cannot require gradients.
-        with torch.inference_mode(False), torch.set_grad_enabled(self.of_layers or self.of_input):
+            if inputs.is_inference() or self.of_input:
+                inputs = inputs.detach().clone(memory_format=memory_format(inputs))
             if self.of_input:
-                inputs = inputs.detach().clone(memory_format=memory_format(inputs)).requires_grad_()
+                inputs.requires_grad_()
             tapped = tap(model.module, self.names, self.of_layers, model.facts.layer_runs)
             fused = self.fused() if self.fused else nullcontext()
-            with tapped as taken, fused, refusal_in_a_sentence(model, inputs):
+            with tapped as outputs, fused, refusal_in_a_sentence(model, inputs):
                 logits = model.forward(inputs)
             for name in self.names:
-                if name not in taken:
+                if name not in outputs:
                     raise LayerError(f"layer {name!r} of {model.name} does not run; name one that does")
-            chosen = choose(logits.detach()[: self.rows])
-            leaves = (taken if self.of_layers else {}) | ({INPUT: inputs} if self.of_input else {})
-            gradients: dict[str, Tensor] = {}
-            with model.computing():
-                # In evaluation mode images of a batch are independent: the gradient of the sum is each one's.
-                score = model.scores(logits[: self.rows], chosen).sum()
-                if leaves and not score.requires_grad:
-                    raise ModelError(
-                        "the model's output carries no gradient; does its forward run under torch.no_grad(), "
-                        "or checkpoint with use_reentrant=True? Switch that off"
-                    )
-                if leaves:
-                    with span("backward", inputs=self.rows if self.of_input else 0):
-                        found = torch.autograd.grad(score, list(leaves.values()), allow_unused=True)
-                    gradients = dict(zip(leaves, found, strict=True))
-        if unread := [name for name, gradient in gradients.items() if gradient is None]:
-            raise LayerError(f"layer {unread[0]!r} does not lead to the output; name one that does")
-        return Passed(logits.detach(), chosen, taken, gradients)
-
-    def trace(
-        self, passed: Passed, images: Tensor, inputs: Tensor, queue: Queue | None = None, seed: int = 0
-    ) -> Trace:
-        """The Trace that methods read, from the results of a pass."""
-        model, count, layouts = self.model, self.rows, {}
-        for name, output in passed.outputs.items():
+            chosen = choose(logits.detach()[:count])
+            leaves = (outputs if self.of_layers else {}) | ({INPUT: inputs} if self.of_input else {})
+            gradients = self._gradients(logits[:count], chosen, leaves)
+        layouts = {}
+        for name, output in outputs.items():
             if (layout := layout_of(output, inputs, model.module)) is None:
                 raise NotAPicture(name, output)
             layouts[name] = layout
-        model.facts.columns = passed.logits.shape[1]
+        model.facts.columns = logits.shape[1]
 
         def pictures(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             return {n: layouts[n].picture(t.detach()[:count]) for n, t in tensors.items() if n in layouts}
@@ -146,18 +117,35 @@ class SharedPass:
         return Trace(
             model=model,
             images=images,
-            targets=passed.chosen,
-            logits=passed.logits[:count],
+            targets=chosen,
+            logits=logits.detach()[:count],
             layer=self.main,
-            layers=tuple(layouts),
             scales=tuple(name for name in layouts if name in self.scales),
-            activations=pictures(passed.outputs),
-            gradients=pictures(passed.gradients),
-            input_gradient=at_least_float(passed.gradients[INPUT][:count]) if self.of_input else None,
-            blank_logits=passed.logits[count] if "blank" in self.needs else None,
+            activations=pictures(outputs),
+            gradients=pictures(gradients),
+            input_gradient=at_least_float(gradients[INPUT][:count]) if self.of_input else None,
+            blank_logits=logits.detach()[count] if "blank" in self.needs else None,
             queue=queue or Queue(model, size_of(images)),
             seed=seed,
         )
+
+    def _gradients(self, logits: Tensor, chosen: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if not leaves:
+            return {}
+        with self.model.computing():
+            # In evaluation mode images of a batch are independent: the gradient of the sum is each one's.
+            score = self.model.scores(logits, chosen).sum()
+            if not score.requires_grad:
+                raise ModelError(
+                    "the model's output carries no gradient; does its forward run under torch.no_grad(), "
+                    "or checkpoint with use_reentrant=True? Switch that off"
+                )
+            with span("backward", inputs=len(logits) if self.of_input else 0):
+                computed = torch.autograd.grad(score, list(leaves.values()), allow_unused=True)
+        gradients = dict(zip(leaves, computed, strict=True))
+        if unread := [name for name, gradient in gradients.items() if gradient is None]:
+            raise LayerError(f"layer {unread[0]!r} does not lead to the output; name one that does")
+        return gradients
 
 
 def choose_layers(

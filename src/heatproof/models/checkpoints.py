@@ -22,7 +22,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from heatproof.errors import CheckpointError
+from heatproof.errors import CheckpointError, first_line
 
 # Where training scripts put the weights; averaged copies only if there is nothing else.
 PLAIN = ("state_dict", "model_state_dict", "model_state", "model", "net", "network", "module", "weights")
@@ -201,8 +201,3 @@ def _shape(value: Any) -> torch.Size:
 
 def _times(shape: Iterable[int]) -> str:
     return "x".join(map(str, shape)) or "a number"
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, to be part of a sentence."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

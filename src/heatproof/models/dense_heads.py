@@ -4,7 +4,7 @@ Column (c, i) of a segmentation is the sum of class c's logits over the region t
 given mask, or where the clean image is predicted to show the target class. Column i of a detection is the
 score of the box that overlaps the reference box of image i by IoU >= 0.5, of the same class, 0 where there is
 none; the reference is given or the best box of the clean image. The heads are bound to these regions or boxes
-(queue.py), which then stay the same however images and weights are changed. Before that the region is the
+(model.py), which then stay the same however images and weights are changed. Before that the region is the
 whole image (its mean logits, a column for each class), and the box is any box (the highest score).
 
 A head is named, or the first pass determines it. Embeddings and values cannot be distinguished from logits:

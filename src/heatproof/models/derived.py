@@ -19,9 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from heatproof.errors import ModelError
+from heatproof.errors import ModelError, first_line
 from heatproof.models.capture import at_layers, capture, replace_first
-from heatproof.models.checkpoints import first_line
 from heatproof.models.heads import Multilabel, Undetermined
 from heatproof.models.layers import first_tensor, layout_of
 from heatproof.models.model import Model
@@ -206,13 +205,13 @@ def disconnected(
     with frozen_eval(model.module):
         wanted = needs & {"activations", "gradients", "scales"}
         trace = capture(model, pictures[:1].to(model.device), None, wanted, layer)
-    place = {name: f"pictures.{i}" for i, name in enumerate(trace.layers)}
+    place = {name: f"pictures.{i}" for i, name in enumerate(trace.activations)}
     height, width = trace.image_size
     own = model.head
     head = replace(own, by_itself=False, sigmoids=False) if isinstance(own, Multilabel) else Undetermined()
     return [
         Model(
-            Disconnected(model, trace.layers, cells, cell),
+            Disconnected(model, tuple(trace.activations), cells, cell),
             name=model.name,
             preprocess=replace(model.preprocess, size=(cells * height, cells * width)),
             classes=model.classes,

@@ -24,8 +24,8 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from heatproof.errors import CheckpointError, ModelError, need
-from heatproof.models.checkpoints import ALLOW_PICKLE, first_line
+from heatproof.errors import CheckpointError, ModelError, first_line, need
+from heatproof.models.checkpoints import ALLOW_PICKLE
 
 COUNTS = "object_name_uids"  # where Keras counts the names it has given
 SQUASHING = {"softmax", "log_softmax", "sigmoid", "log_sigmoid"}

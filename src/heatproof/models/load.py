@@ -30,10 +30,18 @@ import torch
 from PIL import Image
 from torch import nn
 
-from heatproof.errors import HeatproofError, InputError, MissingExtraError, ModelError, UnknownNameError, need
+from heatproof.errors import (
+    HeatproofError,
+    InputError,
+    MissingExtraError,
+    ModelError,
+    UnknownNameError,
+    first_line,
+    need,
+)
 from heatproof.images.preprocess import Preprocess
 from heatproof.models import keras_graph
-from heatproof.models.checkpoints import ClassCountError, first_line, load_checkpoint, write_weights
+from heatproof.models.checkpoints import ClassCountError, load_checkpoint, write_weights
 from heatproof.models.dense_heads import chosen_head
 from heatproof.models.heads import Head
 from heatproof.models.layers import find_module

@@ -35,8 +35,8 @@ from heatproof.images.findings import check_labels, read_findings
 from heatproof.images.loader import entries
 from heatproof.images.source import draw
 from heatproof.metrics import accuracy, auc, cscore_by_class, f1, recall
+from heatproof.metrics.classifier import ListRule, thresholds
 from heatproof.metrics.cscores import confidence_weights
-from heatproof.metrics.gold import ListRule, thresholds
 from heatproof.metrics.results import PerClass
 from heatproof.models import Model, probabilities
 from heatproof.models.heads import Multilabel

@@ -23,13 +23,12 @@ from torch import Tensor
 from heatproof.errors import HeatproofError, InputError, TargetError
 from heatproof.explain.api import read_methods, shared_pass
 from heatproof.images import Preprocess, Source
+from heatproof.metrics.classifier import ListRule, Tau, Weights
 from heatproof.metrics.cscores import gold_list
-from heatproof.metrics.gold import FIRST, ListRule, Tau, Weights
-from heatproof.metrics.scene import BatchContext
+from heatproof.metrics.kit import BatchContext
 from heatproof.models import Model
 from heatproof.models.heads import Multilabel
-from heatproof.models.model import as_model
-from heatproof.models.queue import all_logits
+from heatproof.models.model import all_logits, as_model
 from heatproof.models.running import same_randomness
 from heatproof.monitor.measure import (
     Answers,
@@ -54,15 +53,14 @@ from heatproof.run.study import Checkpoint, weights_hash
 from heatproof.show import Sheet, middle, pixels
 from heatproof.store import Manifest, RunFolder
 from heatproof.store.manifest import SEVERAL
-from heatproof.store.scores import read_predictions, stored_limits
+from heatproof.store.scores import FIRST, read_predictions, stored_limits
 from heatproof.train.loop import GradientLog
 from heatproof.train.recipe import GradientNorm
 from heatproof.types import ArrayLike, Batch, Score, size_of
 from heatproof.verdict.alarms import Alarm, find_alarms, read_mechanisms
 from heatproof.verdict.answers import Verdict
-from heatproof.verdict.epochs import write_gradients
 from heatproof.verdict.judge import MONITOR, conclude
-from heatproof.verdict.trajectory import CheckpointState, Trajectory
+from heatproof.verdict.trajectory import CheckpointState, Trajectory, write_gradients
 
 RECORDED = {"maps", "model", "images", "labels", "probabilities"}  # what further metrics may need
 FREE = ("model.spec", "run.device", "run.threads")  # may change when a run is resumed

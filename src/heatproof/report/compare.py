@@ -24,7 +24,7 @@ from PIL import Image
 
 from heatproof.disk import output_path, write_whole
 from heatproof.errors import HeatproofError, InputError, did_you_mean
-from heatproof.metrics.stats import mean_interval, percentile_interval, resample
+from heatproof.metrics.results import mean_interval, percentile_interval, resample
 from heatproof.report.gallery import MOST_COMPARED, for_display, standard_ranks
 from heatproof.report.panels import Tile, sheet
 from heatproof.report.pieces import (

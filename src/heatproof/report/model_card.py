@@ -11,7 +11,7 @@ from typing import Any
 
 from heatproof.disk import output_path, write_whole
 from heatproof.errors import StoreError
-from heatproof.metrics.stats import mean_interval
+from heatproof.metrics.results import mean_interval
 from heatproof.report.pieces import TEMPLATES
 from heatproof.verdict.answers import USES, WORDS, Test, Verdict
 from heatproof.verdict.data import RunData

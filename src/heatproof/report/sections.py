@@ -24,8 +24,8 @@ from markupsafe import Markup
 from scipy.stats import spearmanr
 
 from heatproof.errors import StoreError
+from heatproof.metrics.classifier import reading
 from heatproof.metrics.evidence_record import EvidenceItem
-from heatproof.metrics.gold import reading
 from heatproof.registry import split_calls
 from heatproof.report.pieces import (
     TEMPLATES,
@@ -47,7 +47,7 @@ from heatproof.store import RunFolder
 from heatproof.store.ledger import known_record, write_record
 from heatproof.verdict.answers import NetworkAnswer, Verdict
 from heatproof.verdict.data import Cell, Measure, RunData, in_order
-from heatproof.verdict.epochs import read_gradients, whole_norm
+from heatproof.verdict.trajectory import read_gradients, whole_norm
 
 MOST_CLASSES = 5  # as many as there are shapes for
 LISTED_CLASSES = 12

@@ -1,8 +1,7 @@
 """A study as it is written: one TOML file, read into typed structs, and the metrics that it names.
 
 Paths are relative to the file. An unknown key or a wrong type is one sentence with the key's path. What is
-wrong only in combination (a metric that needs boxes, a layer the model lacks) is checked by checks.py. Files
-that a study or a command names are looked for before torch is imported, which takes long.
+wrong only in combination (a metric that needs boxes, a layer the model lacks) is checked by checks.py.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from msgspec import Meta, Struct
 
 from heatproof.errors import HeatproofError, InputError, ModelError, UnknownNameError, did_you_mean
 from heatproof.models.names import KERAS_FILES, PRECISIONS, placed_spec
-from heatproof.registry import REPEATS, Metric, call_text, check_methods, check_options, metrics, parse_call
+from heatproof.registry import REPEATS, Metric, call_text, check_options, metrics, parse_call
 
 if TYPE_CHECKING:
     from heatproof.images import Source
@@ -343,26 +342,9 @@ def _plain(message: str) -> str:
     return f"{where.replace('[...]', '')}: {what}" if where else what
 
 
-def check_files(study: Study, folder: Path) -> None:
-    """Raise an error for unknown methods or metrics, or files that are missing in the study's folder."""
-    images = study.images
-    with at("methods"):
-        check_methods(study.methods)
-    with at("metrics"):
-        read_metrics(study.metrics)
-    if images.kind not in ("hf", "memory") and not (folder / Path(images.path).expanduser()).exists():
-        with at("images"):
-            check_images(images)
-            open_images(images, folder)  # which raises an error that names what is missing
-    with at("model"):
-        check_network(study.model.spec, (), folder)
-    with at("model.checkpoints"):
-        check_network("", listed(study.model.checkpoints), folder)
-
-
-def check_network(spec: str, checkpoints: Sequence[str | Path], folder: Path | None = None) -> None:
-    """Raise InputError if a network's file or weights do not exist."""
-    folder = folder or Path.cwd()
+def check_network(spec: str, checkpoints: Sequence[str | Path]) -> None:
+    """Raise InputError if a network's file or weights do not exist, before torch is imported."""
+    folder = Path.cwd()
     placed = placed_spec(spec, folder)
     file = placed if placed.endswith(KERAS_FILES) else placed.rpartition(":")[0]
     if file.endswith((".py", *KERAS_FILES)) and not Path(file).is_file():

@@ -29,11 +29,18 @@ from heatproof.models.running import frozen_eval, is_out_of_memory, usual_precis
 from heatproof.registry import REPEATS, call_text, explainers, metrics, parse_call
 from heatproof.run.checks import check_accuracy, check_study, method_hashes
 from heatproof.run.plan import BUILT_IN, FREE, Origin, PlannedUnit, code_hashes, filled, growing, make_plan
-from heatproof.run.process import fixed_threads, stop_on_signal, usual_threads
 from heatproof.run.profile import Profiler
 from heatproof.run.progress import Progress, spell
 from heatproof.run.study import ResolvedStudy, StudySource, open_study
-from heatproof.run.worker import PendingUnits, Worker, run_local, run_ray
+from heatproof.run.worker import (
+    PendingUnits,
+    Worker,
+    fixed_threads,
+    run_local,
+    run_ray,
+    stop_on_signal,
+    usual_threads,
+)
 from heatproof.show import Sheet
 from heatproof.store import Manifest, RunFolder
 from heatproof.store.folder import StopRequested

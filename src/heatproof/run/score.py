@@ -24,13 +24,11 @@ from heatproof.errors import HeatproofError, InputError
 from heatproof.explain.api import is_stored
 from heatproof.explain.masking import uncertainty
 from heatproof.images import Failure
+from heatproof.metrics.agreement import REASONS
 from heatproof.metrics.evidence_record import EvidenceRecord, evidence_file
-from heatproof.metrics.kit import Cause, PerImage, blanked, finite
-from heatproof.metrics.results import PerClass
-from heatproof.metrics.scene import BatchContext, CheckpointContext, ImagePool
-from heatproof.metrics.similarity import REASONS
+from heatproof.metrics.kit import BatchContext, Cause, CheckpointContext, ImagePool, PerImage, blanked, finite
+from heatproof.metrics.results import PerClass, mean_interval
 from heatproof.metrics.stability import checkpoint_pairs
-from heatproof.metrics.stats import mean_interval
 from heatproof.models import predicted, probabilities
 from heatproof.models.dense_heads import Dense
 from heatproof.models.model import Model

@@ -27,7 +27,6 @@ import numpy as np
 from heatproof.disk import output_path, valid_unicode, write_whole
 from heatproof.errors import InputError, MissingExtraError, StoreError, UnknownNameError, did_you_mean
 from heatproof.images.findings import THRESHOLD, entry_id, finding_limits, finding_name
-from heatproof.metrics.gold import FIRST
 from heatproof.rows import Score
 
 if TYPE_CHECKING:
@@ -38,6 +37,7 @@ COLUMNS = {
     "model": "VARCHAR", "checkpoint": "VARCHAR", "image": "VARCHAR", "label": "BIGINT", "explained": "BIGINT",
     "method": "VARCHAR", "metric": "VARCHAR", "value": "DOUBLE", "reason": "VARCHAR", "unit": "VARCHAR",
 }  # fmt: skip
+FIRST = "first"  # an anchor: the first checkpoint of a run or of a monitored training
 FORMATS = ("csv", "parquet", "latex")
 
 # DuckDB must not download an extension because a query names an unknown function.

@@ -23,9 +23,9 @@ from scipy.stats import rankdata
 
 from heatproof.disk import write_whole
 from heatproof.explain.api import read_methods
-from heatproof.explain.floors import is_floor
+from heatproof.explain.baselines import is_floor
 from heatproof.metrics.agreement import rank_correlation
-from heatproof.metrics.stats import mean_interval, percentile_interval, resample
+from heatproof.metrics.results import mean_interval, percentile_interval, resample
 from heatproof.models import Model
 from heatproof.report.figures import save
 from heatproof.report.pieces import TEMPLATES

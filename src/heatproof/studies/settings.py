@@ -237,7 +237,7 @@ class CscoreSettings(Settings):
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        from heatproof.metrics.gold import ListRule  # which needs torch; a list of options does not
+        from heatproof.metrics.classifier import ListRule
 
         super().__post_init__()
         ListRule(self.tau, self.weights)  # type: ignore[arg-type]  # refuses what is neither
@@ -444,7 +444,7 @@ class QrSettings(Settings):
     @property
     def real(self) -> tuple[str, ...]:
         """The light methods that read the network."""
-        from heatproof.explain.floors import is_floor
+        from heatproof.explain.baselines import is_floor
 
         return tuple(method for method in self.methods if not is_floor(method))
 

@@ -51,8 +51,7 @@ from heatproof.metrics.classifier import accuracy, auc
 from heatproof.metrics.kit import as_tensor, same_length
 from heatproof.models.capture import tap
 from heatproof.models.checkpoints import write_weights
-from heatproof.models.model import Model
-from heatproof.models.queue import Queue
+from heatproof.models.model import Model, Queue
 from heatproof.models.running import frozen_eval, restore_flags
 from heatproof.show import eight_bit
 from heatproof.train.networks import Parts, seeded, trained_parts

@@ -53,10 +53,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from heatproof.errors import InputError, LayerError, ModelError, did_you_mean
+from heatproof.errors import InputError, ModelError, did_you_mean
 from heatproof.explain.cams import safe_ratio, weighted_sum
-from heatproof.models.layers import default_layer, find_module, layout_of, picture_layers, searched_scales
+from heatproof.models.capture import capture
+from heatproof.models.layers import layout_of
 from heatproof.models.model import Model
+from heatproof.models.running import frozen_eval
 from heatproof.train.loop import Data, Place, ProgressCallback, fit
 from heatproof.train.recipe import CHECKPOINTS, Depth, History, Phase, Recipe, TrainedBatch
 
@@ -191,14 +193,8 @@ def unit_mass(maps: Tensor) -> Tensor:
 
 
 def cam_layer(model: Model, image: Tensor, layer: str | None = None) -> str:
-    """Full name of the layer that CAMs read; raises LayerError if its output is no feature map."""
-    pictures = [name for name, _, _ in picture_layers(model, image)]
-    if layer is not None:
-        part = find_module(model.module, layer)
-        full: str = next(name for name, other in model.module.named_modules() if other is part)
-        if full not in pictures:
-            some = ", ".join(pictures[-5:]) or "none"
-            raise LayerError(f"the output of {layer!r} is not an image; layers that would do: {some}")
-        return full
-    guess = default_layer(model, image)
-    return guess if guess and guess.partition("+")[0] in pictures else searched_scales(model, image)[-1]
+    """The layer that CAMs read; raises LayerError if its output is no feature map."""
+    with frozen_eval(model.module):
+        name = capture(model, image, needs=frozenset({"activations"}), layer=layer).layer
+    assert name is not None  # since activations are needed
+    return name

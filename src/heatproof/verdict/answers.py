@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -18,8 +18,7 @@ from heatproof.errors import UnknownNameError
 from heatproof.metrics.evidence_record import HALF, EvidenceItem
 from heatproof.registry import key_of
 from heatproof.show import plain_table, text
-from heatproof.store.manifest import Facts
-from heatproof.verdict.rules import matching
+from heatproof.store.manifest import Facts, MethodFacts, MetricFacts
 
 SCHEMA = 2
 Answer = Literal["yes", "no", "undecided"]
@@ -364,6 +363,24 @@ class Verdict:
         table = plain_table(["of", "answer", "why"], rows) if rows else ""
         alarms = "".join(f"<p>{text('Alarm: ' + alarm['sentence'])}</p>" for alarm in self.alarms_here)
         return f"<h3>{text(self.headline)}</h3><p>{text(self.sentence)}</p>{alarms}{table}"
+
+
+def matching(
+    given: str, stored: Sequence[str], registered: Callable[[str], MetricFacts | MethodFacts | None]
+) -> list[str]:
+    """Stored names that match a given name: the same one, or any variant if no option is given.
+
+    registered: returns the facts of a name, Facts.metric or Facts.method.
+    """
+    exact = [name for name in stored if key_of(name) == key_of(given)]
+    if exact or "(" in given:
+        return exact
+
+    def key(name: str) -> str:
+        facts = registered(name)
+        return key_of(facts.name if facts else name)
+
+    return [name for name in stored if " ~ " not in name and key(name.partition("(")[0]) == key(given)]
 
 
 def rate_text(rate: Mapping[str, Any]) -> str:

@@ -21,8 +21,7 @@ from heatproof.errors import InputError, StoreError, did_you_mean
 from heatproof.images.duplicates import near_duplicates
 from heatproof.images.findings import entry_id, finding_name
 from heatproof.metrics.evidence_record import FOLDER, EvidenceRecord, evidence_file
-from heatproof.metrics.results import PerClass
-from heatproof.metrics.stats import above_floors, mean_interval
+from heatproof.metrics.results import PerClass, above_floors, mean_interval
 from heatproof.registry import parse_call
 from heatproof.store.folder import RunFolder
 from heatproof.store.ledger import known_record

@@ -1,4 +1,4 @@
-"""The gate: check rules (rules.py) on a run folder and fail the build if one is broken; see docs/alarms.md.
+"""The gate: check rules such as "cscore.pneumonia >= 0.5" on a run folder; docs/alarms.md lists all forms.
 
 A metric or method named without options means all its variants, and everything that a rule matches must hold;
 floors (random, edges, centre) are judged only if they are named. A number that is not defined, not computed
@@ -7,31 +7,119 @@ yet, or of fewer than `min_n` images holds no rule.
 
 from __future__ import annotations
 
+import difflib
 import math
 import operator
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from heatproof.errors import InputError, UnknownNameError, counted, did_you_mean
 from heatproof.registry import key_of, metrics
-from heatproof.rows import epoch_of
+from heatproof.rows import MIN_N, MIN_USABLE, epoch_of
 from heatproof.store import RunFolder
 from heatproof.store.manifest import Facts
-from heatproof.verdict import rules as syntax
-from heatproof.verdict.alarms import Alarm, find_alarms
-from heatproof.verdict.answers import Answer
+from heatproof.verdict.alarms import NAMES, Alarm, find_alarms
+from heatproof.verdict.answers import Answer, matching
 from heatproof.verdict.data import ANSWERS, PAIR, read_run
 from heatproof.verdict.judge import SEE_NOTES, judge
-from heatproof.verdict.rules import MIN_N, MIN_USABLE, Rule, matching, read_rule
 from heatproof.verdict.trajectory import Trajectory, class_names, models, ordered
 
 NO_DONOR = "none of its images could be tested: the network must answer them correctly"
 OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt, "==": operator.eq,
 }  # fmt: skip
+LAST, ALL = "last", "all"
+FOLLOWS, LOOKS_THERE, NO_SHORTCUT = "follows", "looks-there", "no-shortcut"
+QUESTIONS = (FOLLOWS, LOOKS_THERE, NO_SHORTCUT, "no-alarms")  # rules without a comparison
+MECHANISMS = frozenset(NAMES)  # of alarms
+EXAMPLES = "cscore.pneumonia >= 0.5, any(cscore >= 0.4), auc@last >= 0.9 or no-alarms(1)"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A parsed rule: a comparison, no alarms of these mechanisms, or a question of the verdict."""
+
+    text: str
+    metric: str = ""
+    parts: tuple[str, ...] = ()  # methods and classes
+    operator: str = ">="
+    limit: float = 0.0
+    checkpoint: str = LAST
+    any: bool = False
+    mechanisms: frozenset[int] = frozenset()
+    question: str = ""  # of the verdict: follows, looks-there or no-shortcut
+
+
+_NAME = r"""(?:"([^"]+)"|'([^']+)'|([^\s.()<>=@"']+(?:\([^()]*\))?))"""
+_PLACE = r"""(?:"([^"]+)"|'([^']+)'|([^\s<>=()"']+))"""
+_NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+
+
+def read_rule(text: str) -> Rule:
+    """Parse a rule; raise InputError with the position of the error.
+
+    >>> read_rule("cscore.gradcam.'no finding' >= .5").parts
+    ('gradcam', 'no finding')
+    """
+    reader = _Reader(text)
+    if reader.take(r"no-alarms?(?![\w.])"):
+        numbers = reader.take(r"\(\s*([1-3](?:\s*,\s*[1-3])*)\s*\)")
+        chosen = frozenset(map(int, re.findall(r"\d", numbers[1]))) if numbers else MECHANISMS
+        at = reader.place() or ALL
+        reader.need(r"$", "the end, or mechanisms such as (1) or (2, 3)")
+        return Rule(text, checkpoint=at, mechanisms=chosen)
+    if question := reader.take(rf"({FOLLOWS}|{LOOKS_THERE}|{NO_SHORTCUT})(?![\w.-])"):
+        name = None if question[1] == NO_SHORTCUT else reader.take(_NAME)
+        at = reader.place() or LAST
+        reader.need(r"$", "the end")
+        parts = tuple(filter(None, name.groups())) if name else ()
+        return Rule(text, parts=parts, checkpoint=at, question=question[1])
+    any_method = reader.take(r"any\s*\(") is not None
+    metric = reader.name(_NAME, "a metric")
+    of = []
+    while reader.take(r"\."):
+        of.append(reader.name(_NAME, "a method or a class"))
+    place = reader.place()
+    sign = reader.need(r"(>=|<=|==|>|<)", "one of >= <= > < ==")[1]
+    limit = float(reader.need(_NUMBER, "a number")[0])
+    place = place or reader.place() or LAST
+    if any_method:
+        reader.need(r"\)", "a closing bracket")
+    reader.need(r"$", "the end")
+    return Rule(text, metric, tuple(of), sign, limit, place, any_method)
+
+
+class _Reader:
+    """Reads a text from left to right."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.at = text, 0
+
+    def take(self, pattern: str) -> re.Match[str] | None:
+        if match := re.compile(rf"\s*{pattern}").match(self.text, self.at):
+            self.at = match.end()
+        return match
+
+    def need(self, pattern: str, what: str) -> re.Match[str]:
+        match = self.take(pattern)
+        if match is None:
+            rest = self.text[self.at :].strip()
+            there = f"{rest!r} stands there" if rest else "the rule ends there"
+            words = re.findall(r"\A\s*([\w-]+)(?=[\s@]|$)", self.text.lower())
+            near = [q for w in words for q in difflib.get_close_matches(w, QUESTIONS, n=1) if q != w]
+            hint = f"did you mean {near[0]!r}?" if near else f"write it like {EXAMPLES}"
+            raise InputError(f"cannot read the rule {self.text!r}: expected {what}, but {there}; {hint}")
+        return match
+
+    def name(self, pattern: str, what: str) -> str:
+        return next(part for part in self.need(pattern, what).groups() if part)
+
+    def place(self) -> str | None:
+        return self.name(_PLACE, "a checkpoint") if self.take("@") else None
 
 
 class RuleLine(NamedTuple):
@@ -98,15 +186,10 @@ class RuleResult:
 def check(
     folder: RunFolder | str | Path, rules: Sequence[str], min_n: int = MIN_N, min_usable: float = MIN_USABLE
 ) -> list[RuleResult]:
-    """Check whether a run is complete, then each rule.
-
-    Every rule is parsed, and its names are looked up, before the first is checked.
-    """
+    """Check whether a run is complete, then each rule; raises InputError for one that cannot be read."""
     run = _Run(folder if isinstance(folder, RunFolder) else RunFolder.open(folder), min_n)
-    # All names are resolved first: a typing error must fail the build even if an earlier rule fails too.
     parsed = [read_rule(text) for text in rules]
-    checks = [run.plan(rule) for rule in parsed]
-    return [whole(run.folder, min_usable), *(check_rule() for check_rule in checks)]
+    return [whole(run.folder, min_usable), *map(run.check, parsed)]
 
 
 def whole(folder: RunFolder, min_usable: float) -> RuleResult:
@@ -155,13 +238,11 @@ class _Run:
         labels = [row["label"] for row in self.folder.scores().sql(query)]
         return {c: names[c] if c < len(names) else str(c) for c in sorted({*labels, *range(len(names))})}
 
-    def plan(self, rule: Rule) -> Callable[[], RuleResult]:
-        """Look up every name of a rule; returns the function that checks it."""
+    def check(self, rule: Rule) -> RuleResult:
+        """Check a rule; raises InputError for an unknown name, also if the rule could not hold anyway."""
         if rule.mechanisms:
-            return partial(self.check_alarms, rule)
-        if rule.question:
-            return partial(self.check_answers, rule, self._question_names(rule))
-        return partial(self.check_values, rule, *self._names(rule), self._places(rule))
+            return self._check_alarms(rule)
+        return self._check_answers(rule) if rule.question else self._check_values(rule)
 
     def _places(self, rule: Rule) -> list[tuple[str, str]]:
         """Models and checkpoints that a rule is about."""
@@ -202,11 +283,10 @@ class _Run:
 
     def _question_names(self, rule: Rule) -> Sequence[str | int]:
         """The methods or classes that a question of the verdict is about; none: all of them."""
-        self._places(rule)  # raises for an unknown checkpoint
         if not rule.parts:
             return []
         methods = [m for m in self.methods if m and PAIR not in m and not self.facts.is_floor(m)]
-        about_maps, name = rule.question == syntax.FOLLOWS, rule.parts[0]
+        about_maps, name = rule.question == FOLLOWS, rule.parts[0]
         known = methods if about_maps else list(self.classes.values())
         names: Sequence[str | int] = (
             matching(name, methods, self.facts.method) if about_maps else self._classes(name)
@@ -221,13 +301,11 @@ class _Run:
             raise UnknownNameError(f"{kind} in the rule {rule.text!r}:", name, known)
         return names
 
-    def check_values(
-        self, rule: Rule, columns: Sequence[tuple[str, str]], classes: Sequence[int],
-        places: Sequence[tuple[str, str]],
-    ) -> RuleResult:  # fmt: skip
+    def _check_values(self, rule: Rule) -> RuleResult:
+        columns, classes = self._names(rule)
         values = [
             self._value(rule, model, checkpoint, metric, method, c)
-            for model, checkpoint in places
+            for model, checkpoint in self._places(rule)
             for metric, method in columns
             for c in classes or (None,)
         ]
@@ -236,11 +314,12 @@ class _Run:
         n = min(value.n for value in values if not rule.any or not holds or value.holds)
         return RuleResult(rule.text, holds, tuple(values), n=n)
 
-    def check_answers(self, rule: Rule, names: Sequence[str | int]) -> RuleResult:
+    def _check_answers(self, rule: Rule) -> RuleResult:
         """Check a question of the verdict: every answer must be yes."""
+        places, names = self._places(rule), self._question_names(rule)
         results = [
             (checkpoint, *answer)
-            for model, checkpoint in self._places(rule)
+            for model, checkpoint in places
             for answer in self._answers(rule, names, model, checkpoint)
         ]
         reasons = [f"{of} at {place}: {answer} ({why})" for place, of, answer, _, why in results if why]
@@ -258,12 +337,12 @@ class _Run:
             return
         note, obstacles = verdict.network.note, "; ".join(verdict.notes)
         every: dict[str | int | None, tuple[str, Answer, int, str]]
-        if rule.question == syntax.FOLLOWS:
+        if rule.question == FOLLOWS:
             every = {
                 m.method: (m.method, m.follows, min((t.n for t in m.tests if t.votes), default=0), m.note)
                 for m in verdict.methods
             }
-        elif rule.question == syntax.LOOKS_THERE:
+        elif rule.question == LOOKS_THERE:
             every = {
                 label: (c.name, c.answer, c.test.n, note)
                 for c in verdict.network.classes
@@ -279,7 +358,7 @@ class _Run:
             few = self._too_few(n) if n < self.min_n else ""
             yield of, answer, n, few if answer == "yes" else why.replace(SEE_NOTES, obstacles)
 
-    def check_alarms(self, rule: Rule) -> RuleResult:
+    def _check_alarms(self, rule: Rule) -> RuleResult:
         alarms: list[Alarm] = []
         reasons: list[str] = []
         counts: list[int] = []
@@ -360,8 +439,8 @@ class _Run:
         every = self.checkpoints[model]
         if name in every:
             return [name]
-        if name.lower() in (syntax.LAST, syntax.ALL):
-            return every[-1:] if name.lower() == syntax.LAST else every
+        if name.lower() in (LAST, ALL):
+            return every[-1:] if name.lower() == LAST else every
         of_epoch = [each for each in every if name.isdigit() and epoch_of(each) == int(name)]
         if not of_epoch:
             raise UnknownNameError("checkpoint", name, every)

@@ -12,30 +12,16 @@ import numpy as np
 from heatproof.disk import valid_unicode
 from heatproof.errors import StoreError, counted
 from heatproof.metrics.classifier import auc, auc_errors, class_order
-from heatproof.metrics.stats import mean_interval
+from heatproof.metrics.results import mean_interval
+from heatproof.rows import MIN_USABLE
 from heatproof.run.plan import DEAD_LAYER, NO_EVIDENCE
 from heatproof.store import RunFolder
 from heatproof.store.ledger import write_record
 from heatproof.store.scores import read_predictions
+from heatproof.verdict import follow
 from heatproof.verdict.alarms import surely_above
 from heatproof.verdict.answers import Answer, LabelAgreement, MethodAnswer, Test, Verdict, listed
 from heatproof.verdict.data import BLANK, Cell, RunData, read_run
-from heatproof.verdict.follow import (
-    ALONE,
-    ENOUGH,
-    KINDS,
-    FollowRule,
-    Values,
-    answers,
-    calibration,
-    follow_metric,
-    ignores_weights,
-    limits,
-    per_test_answers,
-    rule,
-    sequential_answers,
-)
-from heatproof.verdict.rules import MIN_USABLE
 from heatproof.verdict.uses import network_answer
 
 FILE = "verdict.json"
@@ -53,9 +39,9 @@ BLANK_WORDS = {
 }
 
 
-def judge(data: RunData, by: FollowRule | None = None) -> Verdict:
+def judge(data: RunData, by: follow.FollowRule | None = None) -> Verdict:
     """Compute the verdict on a run at one checkpoint. by: a rule instead of the calibrated one."""
-    by = by or rule()
+    by = by or follow.rule()
     notes = tuple(_obstacles(data))
     names, values = _voting_names(data), _values(data)
     scale, results = _scale(data), follow_answers(data, by)
@@ -66,15 +52,17 @@ def judge(data: RunData, by: FollowRule | None = None) -> Verdict:
     if notes:  # no "yes" for a network without skill, or for an incomplete run; "no" needs neither
         results = {m: "undecided" if answer == "yes" else answer for m, answer in results.items()}
     following = [m for m, answer in results.items() if answer == "yes"]
-    thresholds = limits(values, by, scale)
+    thresholds = follow.limits(values, by, scale)
     methods = []
     for m, answer in results.items():
-        alone = dict(zip(names, per_test_answers(values[m], thresholds), strict=True))
+        alone = dict(zip(names, follow.per_test_answers(values[m], thresholds), strict=True))
         tests = tuple(_tests(data, m, alone, math.nan if thresholds is None else thresholds[1]))
         blank = data.cells.get((BLANK.name, m), Cell(math.nan)).value
         texts, untested = [], [data.class_name(c) for c in _untested(data, values, [m])]
         if answer == "no":
-            texts.append(IGNORES_WEIGHTS if ignores_weights(values[m]) else "no better than its control maps")
+            texts.append(
+                IGNORES_WEIGHTS if follow.ignores_weights(values[m]) else "no better than its control maps"
+            )
         elif answer == "undecided" and not all(names):
             texts.append(_how_to_measure(data))
         elif m in mostly_blank:
@@ -91,8 +79,8 @@ def judge(data: RunData, by: FollowRule | None = None) -> Verdict:
             texts.append(_blank(data, m, following))
         methods.append(MethodAnswer(m, answer, tests, blank, "; ".join(texts)))
     alarms = tuple(asdict(alarm) | {"name": alarm.name} for alarm in data.alarms)
-    rates = {key: calibration()[key] for key in ("rates", "population", "made_by")}
-    rates |= {"rates": calibration()["rates_alone"]} if scale else {}
+    rates = {key: follow.calibration()[key] for key in ("rates", "population", "made_by")}
+    rates |= {"rates": follow.calibration()["rates_alone"]} if scale else {}
     record = data.evidence
     by_following = record is not None and bool({*record.methods} & {*following})
     network = network_answer(record, by_following, why=data.evidence_missing)
@@ -100,31 +88,31 @@ def judge(data: RunData, by: FollowRule | None = None) -> Verdict:
     return Verdict(data.checkpoint, tuple(methods), network, alarms, notes, rates, labels, warnings)
 
 
-def follow_answers(data: RunData, by: FollowRule | None = None) -> dict[str, Answer]:
+def follow_answers(data: RunData, by: follow.FollowRule | None = None) -> dict[str, Answer]:
     """Whether maps follow the network by the voting test alone, which is sequential if methods stop early."""
-    by, scale = by or rule(), _scale(data)
+    by, scale = by or follow.rule(), _scale(data)
     steps = data.manifest.config.get("run", {}).get("tested")
     if not steps:
-        return answers(_values(data), by, scale)
+        return follow.answers(_values(data), by, scale)
     order = {valid_unicode(name): i for i, (name, _) in enumerate(data.folder.images())}
     at = [order.get(name, order.get(name.rpartition("#")[0], 0)) for name in data.images.ids]
     named = {m: [images for images, methods in steps if m in methods] for m in data.real}
     tested = {m: numbers or [len(order)] for m, numbers in named.items()}
-    return sequential_answers(partial(_values, data, np.array(at, int)), tested, by, scale)
+    return follow.sequential_answers(partial(_values, data, np.array(at, int)), tested, by, scale)
 
 
 def _scale(data: RunData) -> float:
     """The scale that the rule assumes if all maps are from files, so that no known method sets it; else 0."""
-    return ALONE if data.real and all(m.startswith(STORED) for m in data.real) else 0.0
+    return follow.ALONE if data.real and all(m.startswith(STORED) for m in data.real) else 0.0
 
 
 def _voting_names(data: RunData) -> list[str]:
     """Names in the rows of both numbers of the voting test; "" if the run does not have it."""
-    voting = f"{follow_metric(data.facts).name}_"
-    return [next((of.name for of in data.measures if of.base == voting + kind), "") for kind in KINDS]
+    voting = f"{follow.follow_metric(data.facts).name}_"
+    return [next((of.name for of in data.measures if of.base == voting + kind), "") for kind in follow.KINDS]
 
 
-def _values(data: RunData, at: np.ndarray | None = None, first: int = 0) -> Values:
+def _values(data: RunData, at: np.ndarray | None = None, first: int = 0) -> follow.Values:
     """Both numbers of every image by method. at: place of each image in the run, of which the first count."""
     nothing = np.full(len(data.images.ids), math.nan)
 
@@ -159,7 +147,7 @@ def conclude(folder: RunFolder) -> Verdict:
     return verdict
 
 
-def _mostly_blank(data: RunData, method: str, following: Sequence[str], values: Values) -> bool:
+def _mostly_blank(data: RunData, method: str, following: Sequence[str], values: follow.Values) -> bool:
     """Whether surely most of its maps are blank, on images that another following method is tested on."""
     empty = data.images.scores.get((BLANK.name, method))
     others = [np.isfinite(values[m][0]) for m in following if m != method]
@@ -169,7 +157,7 @@ def _mostly_blank(data: RunData, method: str, following: Sequence[str], values: 
     return surely_above(int((empty[tested] > 0).sum()), int(tested.sum()), MOSTLY)
 
 
-def _untested(data: RunData, values: Values, methods: Sequence[str]) -> list[int]:
+def _untested(data: RunData, values: follow.Values, methods: Sequence[str]) -> list[int]:
     """Explained classes without any image on which the voting test is defined, for any of the methods."""
     defined = [np.isfinite(column) for m in methods for column in values[m]]
     if not np.any(defined):
@@ -185,14 +173,14 @@ def _tests(data: RunData, method: str, voting: Mapping[str, Answer], threshold: 
         if cell := data.cells.get((of.name, method)):
             numbers = (cell.value, cell.low, cell.high, cell.n or 0)
             if of.name in voting:
-                rates = calibration()["tests"].get(of.base, {})
+                rates = follow.calibration()["tests"].get(of.base, {})
                 yield Test(of.name, of.plain, voting[of.name], *numbers, threshold, True, rates)
             else:
                 yield Test(of.name, of.plain, "undecided", *numbers)
 
 
 def _how_to_measure(data: RunData) -> str:
-    name = follow_metric(data.facts).name
+    name = follow.follow_metric(data.facts).name
     if data.manifest.config.get("kind") == MONITOR:
         return f"the monitor does not measure {name}: set Monitor(metrics=[{name!r}])"
     return f"add {name} to the metrics of the study and run it again"
@@ -209,14 +197,15 @@ def _missing_controls(data: RunData, metric: str, method: str) -> str:
 
 
 def _would_decide(n: int, obstacles: bool, none_judged: bool, stored: bool) -> str:
-    if n < ENOUGH:
-        return f"the test is defined on {counted(n, 'image')}, {ENOUGH} are needed"
+    if n < follow.ENOUGH:
+        return f"the test is defined on {counted(n, 'image')}, {follow.ENOUGH} are needed"
     if obstacles:
         return SEE_NOTES
     if stored:
         return (
-            f"without another method in the run, maps must be surely {rule().yes * ALONE:g} better than both "
-            "controls: add a method such as gradcam to the study and run it"
+            "without another method in the run, maps must be surely "
+            f"{follow.rule().yes * follow.ALONE:g} better than both controls: add a method such as gradcam "
+            "to the study and run it"
         )
     if none_judged:
         return f"no method is better than its control maps on this network, so none is judged: {CONTRAST}"
@@ -341,7 +330,7 @@ def _no_skill(data: RunData) -> Iterator[str]:
     """Test mean recall against chance, so that always predicting the largest class is no skill."""
     right = _right_by_class(data)
     n = sum(map(len, right.values()))
-    if n < ENOUGH:
+    if n < follow.ENOUGH:
         return
     chance = 1 / (len(right) if len(right) > 1 else max(2, len(data.classes)))
     weighted = [each * n / len(right) / len(own) for own in right.values() for each in own]
@@ -357,7 +346,7 @@ def _no_skill_multilabel(data: RunData) -> Iterator[str]:
     """Test mean AUC over the labels against chance; near-duplicates do not count."""
     predictions = read_predictions(data.folder, data.checkpoint, model=data.model)
     own = [i for i, name in enumerate(predictions.ids) if name not in data.images.copies]
-    if predictions.limits is None or len(own) < ENOUGH:
+    if predictions.limits is None or len(own) < follow.ENOUGH:
         return
     labels, probabilities = predictions.labels[own], predictions.probabilities[own]
     mean = auc(labels, probabilities)

@@ -37,7 +37,7 @@ from scipy.stats import binomtest
 
 from heatproof.errors import counted
 from heatproof.metrics.evidence_record import HALF, EvidenceRecord, PatchTest
-from heatproof.metrics.stats import mean_interval
+from heatproof.metrics.results import mean_interval
 from heatproof.verdict.answers import Answer, ClassAnswer, NetworkAnswer, Test, listed
 from heatproof.verdict.follow import LEVEL, calibration, holm, p_above
 

@@ -8,7 +8,7 @@
     files:maps/{id}.npy                       maps that are stored already
 
 A package is imported when one of its methods is run or given options. Options are the arguments of its class
-and of the call. A plug-in adds a prefix with a Provider under the entry points "heatproof.providers".
+and of the call.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
-from functools import cached_property, partial
-from importlib.metadata import entry_points
+from functools import cached_property
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
@@ -41,13 +40,13 @@ from heatproof.errors import (
     ModelError,
     UnknownNameError,
     did_you_mean,
+    first_line,
     need,
 )
 from heatproof.explain import CARDS, read_card
 from heatproof.explain.baselines import STARTS, baseline_images, pictures_of, segments_of
 from heatproof.explain.gradients import over_channels
 from heatproof.explain.providers import files
-from heatproof.models.checkpoints import first_line
 from heatproof.models.layers import find_module, layout_of, picture_layers
 from heatproof.models.model import Model
 from heatproof.models.running import function_in, is_out_of_memory, same_randomness, watched
@@ -68,39 +67,14 @@ Method = str | Callable[..., Any]
 Methods = Method | Sequence[Method] | Mapping[str, Callable[..., Any]]
 
 
-@dataclass(frozen=True)
-class Provider:
-    """Methods of another package, as PREFIX:NAME.
+def offered(prefix: str) -> dict[str, dict[str, Any]]:
+    """Facts of the methods of a package in packages.toml, by name."""
+    return {name: offer for offer in PACKAGES[prefix]["offers"] for name in offer["names"]}
 
-    Args:
-        prefix: in front of the names.
-        package: its import name; "" if nothing need be installed.
-        make: returns the method of a name.
-        offers: all names; any name is passed on if there are none.
-        install: its name for pip, if that is not the prefix.
-    """
 
-    prefix: str
-    package: str
-    make: Callable[[str], Explainer]
-    offers: tuple[str, ...] = ()
-    install: str = ""
-
-    @property
-    def installed(self) -> bool:
-        return not self.package or find_spec(self.package) is not None
-
-    def entry(self, name: str) -> Explainer:
-        """The method of that name; case, hyphens and underscores do not matter."""
-        if not self.installed:
-            raise MissingExtraError(
-                f"{self.prefix}:{name} needs {self.prefix}, which is not installed; "
-                f"run: pip install {self.install or self.prefix}"
-            )
-        known = {key_of(offer): offer for offer in self.offers}
-        if known and key_of(name) not in known:
-            raise UnknownNameError(f"method of {self.prefix}", name, self.offers)
-        return self.make(known.get(key_of(name), name))
+def is_installed(prefix: str) -> bool:
+    """Whether a package in packages.toml is installed; it is not imported."""
+    return find_spec(PACKAGES[prefix]["modules"][0].partition(".")[0]) is not None
 
 
 @dataclass(frozen=True)
@@ -130,18 +104,26 @@ class PackageMethod(Explainer):
         return options
 
 
-def _package_method(prefix: str, name: str) -> Explainer:
-    """The method of a name in packages.toml."""
+def package_method(prefix: str, name: str) -> Explainer:
+    """The method of a name in packages.toml; case, hyphens and underscores do not matter."""
+    if not is_installed(prefix):
+        raise MissingExtraError(
+            f"{prefix}:{name} needs {prefix}, which is not installed; run: pip install {prefix}"
+        )
+    known = {key_of(offer): offer for offer in offered(prefix)}
+    if key_of(name) not in known:
+        raise UnknownNameError(f"method of {prefix}", name, offered(prefix))
+    name = known[key_of(name)]
+    facts = offered(prefix)[name]
 
     def compute(trace: Trace, **options: Any) -> Tensor | Signed:
         with calling(entry.name, trace) as (network, images):
             return MAPS[prefix](entry, trace, options, network, images)
 
     compute.__doc__ = f"{name} of {prefix}, as that package computes it."
-    offer = next(offer for offer in PACKAGES[prefix]["offers"] if name in offer["names"])
     entry = PackageMethod(
-        f"{prefix}:{name}", compute, offer.get("needs", ()), card=read_card(**offer["card"]),
-        cost="its own passes", forward_only=offer.get("forward_only", False),
+        f"{prefix}:{name}", compute, facts.get("needs", ()), card=read_card(**facts["card"]),
+        cost="its own passes", forward_only=facts.get("forward_only", False),
     )  # fmt: skip
     return entry
 
@@ -359,18 +341,6 @@ def zennit_maps(
 
 
 MAPS = {"captum": captum_maps, "grad-cam": grad_cam_maps, "lime": lime_maps, "zennit": zennit_maps}
-PROVIDERS = {
-    prefix: Provider(
-        prefix, package["modules"][0].partition(".")[0], partial(_package_method, prefix),
-        tuple(name for offer in package["offers"] for name in offer["names"]),
-    )
-    for prefix, package in PACKAGES.items()
-}  # fmt: skip
-
-
-def all_providers() -> dict[str, Provider]:
-    """Providers by prefix: those above, and those of plug-ins."""
-    return PROVIDERS | {plugin.name: plugin.load() for plugin in entry_points(group="heatproof.providers")}
 
 
 def provided(name: str, folder: Path = Path(), order: Callable[[], Sequence[str]] | None = None) -> Explainer:
@@ -383,11 +353,10 @@ def provided(name: str, folder: Path = Path(), order: Callable[[], Sequence[str]
         return files.from_path(name, folder, order)
     if is_path(name):
         return from_file(name, folder)
-    known = all_providers()
-    for own, provider in known.items():
-        if key_of(own) == key_of(prefix):
-            return provider.entry(rest.strip())
-    raise UnknownNameError("package of methods", prefix, [*known, FILES])
+    for known in PACKAGES:
+        if key_of(known) == key_of(prefix):
+            return package_method(known, rest.strip())
+    raise UnknownNameError("package of methods", prefix, [*PACKAGES, FILES])
 
 
 def is_path(name: str) -> bool:

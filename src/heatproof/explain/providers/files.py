@@ -29,8 +29,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from heatproof.errors import InputError, counted
-from heatproof.images.files import check_file, first_line
+from heatproof.errors import InputError, counted, first_line
+from heatproof.images.files import check_file
 from heatproof.registry import Card, Explainer
 from heatproof.types import Signed, Trace
 
@@ -128,9 +128,8 @@ class Stored(Explainer):
     @cached_property
     def controls(self) -> list[MapFiles]:
         """Maps of networks with random weights; empty if none are stored."""
-        if not control_folder(self.place.path).is_dir():
-            return []
-        return [MapFiles(control_path(self.place.path, k), self.place.order) for k in range(CONTROLS)]
+        folder, paths = control_paths(self.place.path)
+        return [MapFiles(path, self.place.order) for path in paths] if folder.is_dir() else []
 
     def control_values(self, names: Sequence[str], size: tuple[int, ...]) -> list[Tensor]:
         """Tensor "b h w" for each network with random weights."""
@@ -151,31 +150,17 @@ class Stored(Explainer):
         return digest.hexdigest()[:16]
 
 
-def control_folder(path: Path) -> Path:
-    """The folder of control maps.
+def control_paths(path: Path) -> tuple[Path, list[Path]]:
+    """The folder of control maps, and the path in it for each network with random weights.
 
-    >>> [control_folder(Path(path)).as_posix() for path in ("maps", "maps/{id}.npy", "a/maps.npz")]
-    ['maps-random', 'maps-random', 'a/maps-random']
-    """
-    return _controls(path)[0]
-
-
-def control_path(path: Path, network: int) -> Path:
-    """The path of the control maps of a network with random weights.
-
-    >>> [control_path(Path(path), 2).as_posix() for path in ("maps", "maps/{id}.npy", "a/maps.npz")]
+    >>> [control_paths(Path(path))[1][2].as_posix() for path in ("maps", "maps/{id}.npy", "a/maps.npz")]
     ['maps-random/2', 'maps-random/2/{id}.npy', 'a/maps-random/2.npz']
     """
-    folder, suffix, rest = _controls(path)
-    return folder.joinpath(f"{network}{suffix}", *rest)
-
-
-def _controls(path: Path) -> tuple[Path, str, tuple[str, ...]]:
-    """The folder of control maps, the suffix of a file in it, and the part of the path from {id} on."""
     at = next((i for i, part in enumerate(path.parts) if "{id}" in part), len(path.parts))
     top = Path(*path.parts[:at])
     suffix = top.suffix if top.suffix.lower() in SUFFIXES else ""
-    return top.with_name(f"{top.stem if suffix else top.name or 'maps'}-random"), suffix, path.parts[at:]
+    folder = top.with_name(f"{top.stem if suffix else top.name or 'maps'}-random")
+    return folder, [folder.joinpath(f"{k}{suffix}", *path.parts[at:]) for k in range(CONTROLS)]
 
 
 def from_path(name: str, folder: Path, order: Callable[[], Sequence[str]] | None = None) -> Explainer:

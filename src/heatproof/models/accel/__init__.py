@@ -1,10 +1,10 @@
 """Faster passes with the results of the plain network, up to rounding. Entry point: `Accelerator`.
 
 Batch norms are folded into convolutions, on a GPU fused with shortcut and ReLU (folding.py), and passes are
-recorded as CUDA graphs (graphs.py). `accelerate=False` of a Model, or HEATPROOF_ACCELERATE=0 in the
+recorded as CUDA graphs (`Graphs`). `accelerate=False` of a Model, or HEATPROOF_ACCELERATE=0 in the
 environment, switches all of it off: passes then take the number of inputs that is given, or the usual one,
 and the network's modules run one by one. Work is divided into parts that fit in memory, and a run takes a
-quarter of a GPU's free memory, or the share that HEATPROOF_GPU_MEMORY names (memory.py).
+quarter of a GPU's free memory, or the share that HEATPROOF_GPU_MEMORY names.
 
 The number of inputs per pass is measured, once for a Model and an image size, if that costs at most a
 fiftieth of a job: on a CPU a large batch is slower, since layer outputs then take tens of megabytes, which
@@ -13,25 +13,35 @@ the C library requests from the system at every layer. Only the last bits of a r
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import statistics
+import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import warnings
+import weakref
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
+from heatproof.errors import InputError, first_line
 from heatproof.models.accel.folding import Folding
-from heatproof.models.accel.graphs import Graphs, recordable
-from heatproof.models.accel.memory import in_parts as in_parts
-from heatproof.models.accel.memory import limited_memory as limited_memory
-from heatproof.models.running import exclusive, frozen_eval
-from heatproof.models.state import is_watched
+from heatproof.models.running import (
+    ModuleState,
+    exclusive,
+    frozen_eval,
+    interrupts,
+    is_out_of_memory,
+    is_watched,
+)
 from heatproof.timeline import span
 from heatproof.types import size_of
 
@@ -43,9 +53,20 @@ WORTH_IT = 256  # inputs of a job from which folding saves more time than comput
 PIXELS = 224 * 224
 CPU_USUAL, CUDA_USUAL = 8, 256  # at 224x224; half and twice as many are tried too
 CPU_MOST, CUDA_MOST = 128, 1024  # of small images
-SHARE = 0.02  # largest cost of a trial, as a share of the job
+TRIAL_SHARE = 0.02  # largest cost of a trial, as a share of the job
 ROUNDS = 2
 FASTER = 0.95  # share of the usual size's time below which another size is chosen
+MEMORY = "HEATPROOF_GPU_MEMORY"  # share of the free memory of a GPU that a run takes
+MEMORY_SHARE = 0.25
+WAITS = (1.0, 4.0, 15.0)  # seconds before a single input is tried again, while other programs hold the memory
+MOST = 6  # recordings of a Model
+SEEN = 2  # passes of a shape before it is recorded
+LATER = 30  # further passes before it is tried again, where memory ran out
+LARGER = 8  # largest ratio of padded to real inputs; at small batches launches cost more than inputs
+Function = Callable[..., Any]  # tensors "b ..." in, a tree of tensors "b ..." out
+Result = TypeVar("Result")
+log = logging.getLogger("heatproof")
+_reported: set[str] = set()  # names of networks for which memory ran out
 
 
 @dataclass
@@ -82,7 +103,7 @@ class Accelerator:
         """Inputs per pass for a job of `count` inputs like these images, inside `frozen_eval(...)`."""
         model, size = self.model, size_of(images)
         sizes = trial_sizes(model.device, size)
-        is_worth_a_trial = count * SHARE >= (ROUNDS + 1) * sum(sizes)
+        is_worth_a_trial = count * TRIAL_SHARE >= (ROUNDS + 1) * sum(sizes)
         if not self.enabled or model.inputs_per_pass is not None or not is_worth_a_trial:
             return self.batch_size(size)
         known, key = self.state.batches, (model.device, model.precision, tuple(images.shape[1:]))
@@ -264,3 +285,306 @@ def _seconds(model: Model, batch: Tensor) -> float:
     begin = now()
     model.forward(batch)
     return now() - begin
+
+
+@contextmanager
+def limited_memory(device: str | torch.device) -> Iterator[None]:
+    """Let this process allocate at most a share of the GPU memory that is free, by default a quarter.
+
+    Memory that tensors of this process occupy already is not counted. The limit is removed at the end, and
+    unused memory is released for other programs.
+    """
+    try:
+        share = float(os.environ.get(MEMORY, MEMORY_SHARE))
+    except ValueError:
+        share = -1.0
+    if not 0 < share <= 1:
+        raise InputError(f"{MEMORY} is a share of the free memory, from 0 to 1; got {os.environ[MEMORY]!r}")
+    device = torch.device(device)
+    if device.type != "cuda" or not torch.cuda.is_available():  # the study's checks refuse a missing device
+        yield
+        return
+    if device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    free, total = torch.cuda.mem_get_info(device)
+    own = torch.cuda.memory_allocated(device)
+    available = free + torch.cuda.memory_reserved(device) - own
+    before = memory_fraction(device)
+    torch.cuda.set_per_process_memory_fraction(min(before, (own + share * available) / total), device)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(before, device)
+        torch.cuda.empty_cache()
+
+
+def in_parts(
+    model: Model,
+    count: int,
+    work: Callable[[int, int], Result],
+    size: Callable[[int], int] | None = None,
+    shrunk: Callable[[int], object] | None = None,
+) -> Iterator[tuple[Result, int]]:
+    """Yield work(start, stop) for all inputs, and the number of inputs; parts are halved if memory runs out.
+
+    Without inputs, work(0, 0) is called once: a batch may consist of images that cannot be read.
+    size: largest part for the number of inputs left; default: all. shrunk: called with each smaller size.
+    """
+    start, most, waits = 0, count, list(WAITS if model.device.type == "cuda" else ())
+    while start < count or count == 0:
+        stop = start + min(most, size(count - start) if size else count - start)
+        results: list[Result] = []
+        try:
+            results.append(work(start, stop))
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error) or (stop - start == 1 and not waits):
+                raise
+        if results:
+            yield results.pop(), stop - start
+            if count == 0:
+                return
+            start = stop
+            continue
+        release_memory(model, stop - start)  # outside the handler, since the traceback keeps tensors alive
+        if stop - start == 1:
+            time.sleep(waits.pop(0))
+        else:
+            most = (stop - start + 1) // 2
+            if shrunk:
+                shrunk(most)
+
+
+def release_memory(model: Model, inputs: int) -> None:
+    """Release what can be released after a pass that ran out of memory, and report that once."""
+    drop_recordings()
+    if model.device.type == "cuda":
+        torch.cuda.empty_cache()
+    if model.name not in _reported:
+        _reported.add(model.name)
+        text = "memory does not hold a pass of %d images; smaller passes are made, whose results agree"
+        log.warning(f"%s: {text} up to rounding", model.name, inputs)
+
+
+class Recording:
+    """One function at one batch size, on the device of its inputs.
+
+    reads: tensors that must not be freed before the recording is, though the network may drop them.
+    """
+
+    def __init__(self, function: Function, inputs: Sequence[Tensor], reads: Sequence[Tensor] = ()) -> None:
+        self.device, self.reads = inputs[0].device, reads
+        drop_recordings(_most_bytes(self.device))
+        self.pool = _shared_pool()
+        before = torch.cuda.memory_reserved(self.device)
+        with torch.cuda.device(self.device), _normal_tensors():
+            self.inputs = [tensor.detach().clone() for tensor in inputs]
+            current, side = torch.cuda.current_stream(), _side_stream(self.device)
+            side.wait_stream(current)
+            with torch.cuda.stream(side):
+                function(*self.inputs)  # libraries set up their work space outside the recording
+                with _refusing_to_wait():
+                    function(*self.inputs)
+            current.wait_stream(side)
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph, self.pool, side, capture_error_mode="thread_local"):
+                self.outputs = function(*self.inputs)
+        self.bytes = max(0, torch.cuda.memory_reserved(self.device) - before)
+
+    def __call__(self, inputs: Sequence[Tensor]) -> Any:
+        with torch.cuda.device(self.device), _normal_tensors():
+            for own, tensor in zip(self.inputs, inputs, strict=True):
+                own[: len(tensor)].copy_(tensor, non_blocking=True)
+            self.graph.replay()
+        return self.outputs
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """One stream for all recordings: cuBLAS allocates a work space for every stream it sees."""
+    return torch.cuda.Stream(device)
+
+
+@contextmanager
+def _normal_tensors() -> Iterator[None]:
+    """Create tensors outside inference mode, so that they may be changed later."""
+    grad = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(grad):
+        yield
+
+
+@contextmanager
+def _refusing_to_wait() -> Iterator[None]:
+    """Raise an error if the host waits for the GPU, which would break more than the recording itself."""
+
+    def set_mode(mode: int | str) -> None:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype feature")
+            torch.cuda.set_sync_debug_mode(mode)
+
+    before = torch.cuda.get_sync_debug_mode()
+    set_mode("error")
+    try:
+        yield
+    finally:
+        set_mode(before)
+
+
+_every: weakref.WeakSet[Graphs] = weakref.WeakSet()
+_memory = threading.RLock()  # of the shared pool: threads record, and replay and copy, one at a time
+
+
+def drop_recordings(most: float | None = None) -> None:
+    """Drop all recordings of all networks, or the largest until the rest takes at most `most` bytes."""
+    with _memory:
+        items = [(graphs, *item) for graphs in list(_every) for item in list(graphs.recordings.items())]
+        by_size = sorted((getattr(item[2], "bytes", 0), i) for i, item in enumerate(items))
+        while by_size and (most is None or sum(size for size, _ in by_size) > most):
+            graphs, key, _ = items[by_size.pop()[1]]
+            graphs.recordings.pop(key, None)
+
+
+def _most_bytes(device: torch.device) -> float:
+    """Memory for recordings: half of what this process may allocate, at most an eighth of the GPU."""
+    return min(memory_fraction(device) / 2, 1 / 8) * torch.cuda.mem_get_info(device)[1]
+
+
+def memory_fraction(device: torch.device) -> float:
+    """Share of a GPU's memory that this process may allocate; 1 with torch 2.5, which does not return it."""
+    return float(getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(device))
+
+
+def _shared_pool() -> Any:
+    """The memory pool of all recordings: results of one are copied before the next one runs (`_memory`)."""
+    # A handle may be used again only while a recording uses it.
+    known = (recording for graphs in list(_every) for recording in graphs.recordings.values())
+    pools = (getattr(recording, "pool", None) for recording in known)
+    return next(filter(None, pools), None) or torch.cuda.graph_pool_handle()
+
+
+class Graphs:
+    """Passes of one network that are recorded as CUDA graphs: all kernels of a pass are launched at once.
+
+    At small batches a GPU waits for Python. A pass of one shape is recorded the third time it occurs and
+    replayed from then on; a smaller batch is padded with what the last one left there. A recording reads
+    weights where they lie, so it sees weights that were changed in place; everything else that it cannot see
+    is part of its key: where the weights lie, the modules, their attributes and modes, torch's settings. (A
+    list that a network keeps and other code changes in place is not seen.) Networks with hooks run Python
+    code of their own and are never recorded. A pass that cannot be recorded (it reads a number from the GPU
+    on the way) runs as before, and `reason` is the cause. A Model stores its last few recordings; all share
+    one memory pool, with a limit.
+    """
+
+    def __init__(self, record: Callable[..., Any] = Recording) -> None:
+        self.record = record
+        self.recordings: OrderedDict[tuple[Hashable, int], Any] = OrderedDict()
+        self.seen: Counter[Hashable] = Counter()
+        self.requests: OrderedDict[Hashable, tuple[Hashable, int]] = OrderedDict()  # keys of recordings
+        self.reason = ""  # why recording was given up
+        self._state: ModuleState | None = None
+        self.versions: list[Any] | None = None  # of the weights, when `state` was called last
+        _every.add(self)
+
+    def state(self, module: nn.Module) -> Hashable:
+        """A hash of everything a recording cannot see change; None if the network is not recordable."""
+        self.versions = self._state.versions(module) if self._state else None
+        if self._state is None or self.versions is None:
+            state = ModuleState(module, self._state)
+            if state.watched:
+                return None
+            self._state, self.versions = state, state.versions(module)
+        return self._state.mark
+
+    def replay(self, request: Hashable, inputs: Sequence[Tensor], key: Callable[[], Hashable]) -> Any:
+        """The results of the recording that answered this request last; None if the network has changed."""
+        known = self.requests.get(request)
+        recording = self.recordings.get(known) if known else None  # other threads may drop it
+        if known is None or recording is None or self.reason:
+            return None
+        interrupts.check()
+        # Checking the network takes as long as a small pass, so it is done while the GPU computes. A replay
+        # that is outdated does no harm: it changes its own memory alone, and keeps the weights it reads.
+        with span("forward", inputs=len(inputs[0])):
+            results = _copied_results(recording, inputs, known[1])
+        return results if (_full_key(key(), inputs), len(inputs[0])) == known else None
+
+    def run(
+        self,
+        key: Hashable,
+        function: Function,
+        inputs: Sequence[Tensor],
+        pad: bool = False,
+        request: Hashable = None,
+        reads: Sequence[Tensor] = (),
+    ) -> Any:
+        """function(*inputs), from a recording where there is one.
+
+        pad: whether a recording of a larger batch may be used. request: by which `replay` finds this one.
+        """
+        count = len(inputs[0])
+        interrupts.check()
+        if self.reason:
+            return function(*inputs)
+        key = _full_key(key, inputs)
+        if request is not None:
+            self.requests[request] = key, count
+            while len(self.requests) > MOST:
+                self.requests.popitem(last=False)
+        most = LARGER * count if pad else count
+        with _memory:
+            sizes = [size for known, size in self.recordings if known == key and count <= size <= most]
+            if sizes:
+                size = min(sizes)
+                self.recordings.move_to_end((key, size))
+                with span("forward", inputs=count):
+                    return _copied_results(self.recordings[key, size], inputs, size)
+        self.seen[key, count] += 1
+        # Recording costs several passes, so a shape must occur repeatedly before it pays.
+        if self.seen[key, count] <= SEEN:
+            return function(*inputs)
+        recording, is_short = None, False
+        try:
+            with _memory:
+                recording = self.record(function, inputs, reads)
+        except Exception as error:  # of any kind; the plain pass below raises it again if it is a bug
+            is_short = is_out_of_memory(error)
+            if not is_short:
+                self.reason = f"its pass cannot be recorded as a CUDA graph ({first_line(error)[:120]})"
+                log.info("passes run kernel by kernel: %s", self.reason)
+        if recording is None:  # outside the handler, since the traceback keeps tensors alive
+            self.recordings.clear()
+            if is_short:
+                self.seen[key, count] = -LATER
+                drop_recordings()
+                torch.cuda.empty_cache()
+            return function(*inputs)
+        self.recordings[key, count] = recording
+        while len(self.recordings) > MOST:
+            self.recordings.popitem(last=False)
+        if len(self.seen) > 64 * MOST:
+            self.seen.clear()
+        return _copied_results(recording, inputs, count)
+
+
+def _copied_results(recording: Function, inputs: Sequence[Tensor], size: int) -> Any:
+    """Copies of the results, without rows that pad a batch: the next pass of any network overwrites them."""
+    count = len(inputs[0])
+    with _memory:
+        results = recording(inputs)
+        if size > count:
+            results = tree_map_only(Tensor, lambda t: t[:count] if len(t) == size else t, results)
+        return tree_map_only(Tensor, Tensor.clone, results)
+
+
+def _full_key(key: Hashable, inputs: Sequence[Tensor]) -> Hashable:
+    """A key with the inputs' layouts and with torch's settings, which a recording fixes."""
+    convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    return (
+        key, tuple((tensor.dtype, tensor.stride(), tuple(tensor.shape[1:])) for tensor in inputs),
+        torch.is_grad_enabled(), convolutions.allow_tf32, convolutions.benchmark, convolutions.deterministic,
+        products.allow_tf32, torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"),
+    )  # fmt: skip
+
+
+def recordable(module: nn.Module) -> bool:
+    """Whether nothing but torch runs in the network's pass: no hook, no patched forward."""
+    return not any(map(is_watched, module.modules()))

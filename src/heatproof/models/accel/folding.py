@@ -27,8 +27,7 @@ from torch.nn import functional
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from heatproof.models import running
-from heatproof.models.running import FunctionsWatched, forwards_replaced, frozen_eval, watched
-from heatproof.models.state import is_watched
+from heatproof.models.running import FunctionsWatched, forwards_replaced, frozen_eval, is_watched, watched
 
 if TYPE_CHECKING:
     from heatproof.models.model import Model

@@ -27,12 +27,10 @@ from typing import Any, NamedTuple
 
 from heatproof.errors import CheckpointError, HeatproofError, InputError
 from heatproof.explain.api import with_sufficient_repeats
-from heatproof.explain.floors import is_floor
+from heatproof.explain.baselines import is_floor
 from heatproof.models.heads import Multilabel
 from heatproof.models.load import check_name
-from heatproof.models.model import Model
-from heatproof.models.queue import all_logits
-from heatproof.registry import metrics
+from heatproof.models.model import Model, all_logits
 from heatproof.run.checks import (
     MetricAvailability,
     check_accuracy,
@@ -44,10 +42,9 @@ from heatproof.run.checks import (
 from heatproof.run.config import check_network, read_metrics, study_from
 from heatproof.run.engine import CHEAP, Trials, resolve_defaults
 from heatproof.run.plan import PER_MAP, PlannedUnit
-from heatproof.run.process import fastest_threads
 from heatproof.run.progress import spell
 from heatproof.run.study import LIBRARIES_WITHOUT_WEIGHTS, ResolvedStudy, open_study
-from heatproof.run.worker import Worker
+from heatproof.run.worker import Worker, fastest_threads
 from heatproof.store import Manifest, RunFolder
 from heatproof.studies.audit.settings import BATCH, AuditSettings
 from heatproof.verdict.follow import ENOUGH, FIRST_LOOK, follow_metric
@@ -57,7 +54,8 @@ CORE = ("layercam", "hirescam", "legrad", "attnlrp", "gradient")
 MORE = ("gradcam++", "eigencam", "rollout", "lrp", "guided-backprop", "gradient-x-input")
 EXPENSIVE = ("integrated-gradients", "occlusion", "lime", "rise(masks=1000)")
 FLOORS = ("edges", "centre")  # beside `random`, which the verdict cannot do without
-VOTE = (follow_metric().name, "untrained")  # which share the maps under random weights
+DRAWS = 2  # networks with random weights: error rates are those of three (docs/results/calibration.md)
+VOTE = (f"{follow_metric().name}(draws={DRAWS})", "untrained")  # which share the maps under random weights
 CURVES = ("insertion(steps=10)", "deletion(steps=10)")
 FURTHER = (("randomisation(depths=3)",), ("fragility",))
 EVIDENCE, EVIDENCE_PASSES = "evidence", 30  # inputs per image, at most
@@ -204,7 +202,7 @@ class CostModel:
         others = sum(self.group(group) for group in groups)
         if is_floor(method):
             return FLOOR_VOTE * self.group(VOTE) + others
-        return self.draws * self.method(method) + self.group(VOTE) + others
+        return DRAWS * self.method(method) + self.group(VOTE) + others
 
     def method(self, method: str) -> float:
         """Seconds of its own passes; raises if the network refuses it."""
@@ -215,15 +213,10 @@ class CostModel:
     def group(self, group: MetricGroup) -> float:
         """Seconds of a group of metrics for one method."""
         if group not in self._groups:
-            maps = (1 + self.draws * (group == VOTE)) * self.method(self.first)
+            maps = (1 + DRAWS * (group == VOTE)) * self.method(self.first)
             whole = self._trials(self.first, group).per_image(warm=group == VOTE).seconds
             self._groups[group] = max(0.0, whole - self.decoding - maps)
         return self._groups[group]
-
-    @property
-    def draws(self) -> int:
-        """Number of networks with random weights."""
-        return int(metrics.get(follow_metric().name).options["draws"])
 
     @cached_property
     def decoding(self) -> float:

@@ -29,9 +29,8 @@ from torch import Tensor
 
 from heatproof.disk import write_whole
 from heatproof.errors import InputError, ModelError, about
-from heatproof.images.arrays import to_pixels
 from heatproof.images.findings import check_labels
-from heatproof.images.kinds import Guess, guess_source
+from heatproof.images.kinds import Guess, guess_source, to_pixels
 from heatproof.metrics.interventions import METHODS
 from heatproof.models.model import Model
 from heatproof.models.running import is_function

@@ -25,7 +25,7 @@ from heatproof.contrast.api import FLOORS, Contrast, ContrastPoint, ProgressCall
 from heatproof.contrast.pair import SHOWN, TOKEN_REMOVED
 from heatproof.contrast.tokens import Token
 from heatproof.disk import write_whole
-from heatproof.explain.floors import is_floor
+from heatproof.explain.baselines import is_floor
 from heatproof.images import open_source
 from heatproof.models.load import best_device, load_model
 from heatproof.report.panels import Tile, sheet

@@ -46,20 +46,20 @@ from heatproof.images import Failure, batches
 from heatproof.images.findings import entry_id, finding_name
 from heatproof.images.loader import entries
 from heatproof.images.transforms import TRANSFORMS, Drawn, draw
-from heatproof.metrics.similarity import REASONS
+from heatproof.metrics.agreement import REASONS
 from heatproof.metrics.stability import alike, checkpoint_pairs, comparable
 from heatproof.models import Model
 from heatproof.models.heads import Multilabel
 from heatproof.models.load import best_device
-from heatproof.models.queue import Queue, all_logits
+from heatproof.models.model import Queue, all_logits
 from heatproof.registry import call_text, explainers, parse_call
 from heatproof.run.checks import check_classes
 from heatproof.run.config import study_from
 from heatproof.run.engine import UnitGroup, UnitRows, compute_units
-from heatproof.run.process import fixed_threads
 from heatproof.run.progress import Progress
 from heatproof.run.score import RowMaker, labels_of
 from heatproof.run.study import LIBRARIES_WITHOUT_WEIGHTS, ResolvedStudy, weights_hash
+from heatproof.run.worker import fixed_threads
 from heatproof.show import eight_bit
 from heatproof.store import Manifest, RunFolder
 from heatproof.studies.common import Outcome, run_config, some

@@ -18,16 +18,15 @@ from heatproof.disk import valid_unicode
 from heatproof.errors import InputError, MissingExtraError, need
 from heatproof.explain import CARDS
 from heatproof.explain.api import explain, read_methods
-from heatproof.explain.floors import is_floor
+from heatproof.explain.baselines import is_floor
 from heatproof.images import Failure, batches
 from heatproof.images.findings import entry_id, finding_name
 from heatproof.images.transforms import STEPS, TRANSFORMS, draw
 from heatproof.metrics.agreement import Correlation
-from heatproof.metrics.results import PerClass
+from heatproof.metrics.results import Interval, PerClass, percentile_interval, resample
 from heatproof.metrics.stability import by_image, comparable, cose, cose_split, harmonic, ssim_to_final
-from heatproof.metrics.stats import Interval, percentile_interval, resample
 from heatproof.models import Model
-from heatproof.models.queue import with_head
+from heatproof.models.model import with_head
 from heatproof.registry import explainers, parse_call
 from heatproof.report import figures
 from heatproof.report.figures import Line, Panel, line_style

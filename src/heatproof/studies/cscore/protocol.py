@@ -10,7 +10,7 @@ The run is an ordinary run folder (OUT/run, from OUT/study.toml and OUT/pictures
 resumed, and so can the training (OUT/training). elangovan2026cscore.
 
 Deviations: every number carries a 95 % interval; gold lists are drawn anew at each checkpoint (see
-metrics/gold.py). With existing weights nothing is held out: all images given are scored.
+metrics/classifier.py). With existing weights nothing is held out: all images given are scored.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from heatproof.explain.api import read_methods
 from heatproof.images import Failure, Source, open_source, select
 from heatproof.images.file_sources import CORNERS
 from heatproof.images.source import Sample
-from heatproof.metrics.gold import FIRST, ListRule
+from heatproof.metrics.classifier import ListRule
 from heatproof.models import Model, load_model
 from heatproof.models.layers import default_layer, known_scales, searched_scales
 from heatproof.models.load import best_device
@@ -37,6 +37,7 @@ from heatproof.run.engine import Result
 from heatproof.run.progress import Progress
 from heatproof.run.study import ResolvedStudy, find_checkpoints, open_study, seeded_builder
 from heatproof.store import RunFolder
+from heatproof.store.scores import FIRST
 from heatproof.studies import common
 from heatproof.studies.common import Outcome, named_run, run_config, some, study_file
 from heatproof.studies.cscore import results

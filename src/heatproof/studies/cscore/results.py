@@ -32,8 +32,8 @@ import numpy as np
 
 from heatproof.errors import InputError
 from heatproof.images import Failure
-from heatproof.metrics.gold import reading
-from heatproof.metrics.mean_maps import dom
+from heatproof.metrics.classifier import reading
+from heatproof.metrics.cscores import dom
 from heatproof.metrics.results import PerClass
 from heatproof.report import figures
 from heatproof.report.figures import Line, Panel, line_style
@@ -44,7 +44,7 @@ from heatproof.store.scores import read_predictions
 from heatproof.studies.common import MarkdownReport, TableFile, average, mean_value, write_page
 from heatproof.studies.cscore import claims
 from heatproof.train.recipe import Epoch, History
-from heatproof.verdict import epochs as training
+from heatproof.verdict import trajectory as training
 from heatproof.verdict.alarms import Alarm, Thresholds, find_alarms
 from heatproof.verdict.follow import holm
 from heatproof.verdict.trajectory import (

@@ -32,7 +32,7 @@ from heatproof.errors import InputError
 from heatproof.images import file_sources
 from heatproof.images.files import Box, Size, is_picture, open_image, picture_size
 from heatproof.models import Model
-from heatproof.models.queue import all_logits
+from heatproof.models.model import all_logits
 from heatproof.studies.common import mean_value, write_rows
 from heatproof.studies.localise.results import Rows
 

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from heatproof.explain.api import explain, read_methods
-from heatproof.explain.floors import is_floor
+from heatproof.explain.baselines import is_floor
 from heatproof.metrics.agreement import map_similarity
 from heatproof.metrics.localisation import BUDGETS, budget_masks, mask_overlap
-from heatproof.metrics.stats import percentile_interval
+from heatproof.metrics.results import percentile_interval
 from heatproof.models import Model
 from heatproof.registry import call_text
 from heatproof.report import figures

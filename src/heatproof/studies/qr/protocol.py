@@ -50,22 +50,21 @@ from heatproof.errors import InputError, StoreError
 from heatproof.explain.api import explain, read_methods
 from heatproof.images import codes as drawing
 from heatproof.images import open_source
-from heatproof.images.codes import EDITS, MANIFEST, Edited, QRSet
+from heatproof.images.codes import EDITS, MANIFEST, Edited, QRSet, find_photos
 from heatproof.images.distort import DISTORTIONS, SEVERITIES, distort
-from heatproof.images.patterns import find_photos
 from heatproof.images.symbols import find_symbol
 from heatproof.metrics import part_occlusion, structure
 from heatproof.metrics.kit import CONSTANT, Cause, PerImage, pixel_maps
 from heatproof.metrics.localisation import budget_masks
 from heatproof.models import Model
 from heatproof.models.load import best_device
-from heatproof.models.queue import all_logits
+from heatproof.models.model import all_logits
 from heatproof.registry import explainers
 from heatproof.run.engine import UnitGroup, UnitRows, compute_units
-from heatproof.run.process import fixed_threads, usual_threads
 from heatproof.run.progress import Progress
 from heatproof.run.score import RowMaker
 from heatproof.run.study import open_study
+from heatproof.run.worker import fixed_threads, usual_threads
 from heatproof.store import Manifest, RunFolder, compare_configs
 from heatproof.studies.common import Outcome, named_run, run_config, study_file
 from heatproof.studies.qr import trainings

@@ -32,12 +32,12 @@ from scipy.stats import rankdata, sem
 from scipy.stats import t as student
 
 from heatproof.errors import InputError
-from heatproof.explain.floors import is_floor
+from heatproof.explain.baselines import is_floor
 from heatproof.images.codes import EDITS
 from heatproof.images.distort import DISTORTIONS, SEVERITIES
 from heatproof.metrics import aurc, bl_slope, rank_correlation
 from heatproof.metrics.on_parts import structure_score
-from heatproof.metrics.stats import percentile_interval, resample
+from heatproof.metrics.results import percentile_interval, resample
 from heatproof.registry import Explainer, explainers, parse_call, split_calls
 from heatproof.report import figures
 from heatproof.report.figures import COLOURS, GREY, MARKERS, Line, Panel, line_style

@@ -23,8 +23,7 @@ import numpy as np
 import torch
 
 from heatproof.disk import write_whole
-from heatproof.images.codes import MANIFEST, QRSet, make_codes, write_codes
-from heatproof.images.patterns import negatives_of
+from heatproof.images.codes import MANIFEST, QRSet, make_qr, negatives_of, write_codes
 from heatproof.images.symbols import find_symbol
 from heatproof.models import Model, load_model
 from heatproof.models.names import placed_spec
@@ -78,7 +77,7 @@ def draw(settings: QrSettings, use: int, negatives: int) -> QRSet:
     The first two have as many codes as negatives, the others none.
     """
     seed, codes = 4 * settings.seed + use, negatives if use < 2 else 0
-    return make_codes(settings.symbol, codes, negatives, settings.size, seed, photos=settings.photos)
+    return make_qr(codes, negatives, settings.size, seed, symbol=settings.symbol, photos=settings.photos)
 
 
 def as_data(made: QRSet, labels: np.ndarray | None = None) -> Data:
