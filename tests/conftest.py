@@ -52,6 +52,10 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(20_000, 20, 20)
 
 
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # libraries report what is left when Python ends
+
+
 @pytest.fixture(autouse=True)
 def repeatable() -> None:
     """Every test draws the same numbers each time, whichever tests ran before it."""
