@@ -24,6 +24,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from forked import Forked
 from heatproof.disk import clear_failure, digest, write_whole
 from heatproof.errors import InputError, MissingExtraError, StoreError
 from heatproof.store import Manifest, RunFolder, compare_configs
@@ -432,9 +433,8 @@ def test_folders_that_are_no_run(run: RunFolder, tmp_path: Path) -> None:
 # Two processes
 
 
-def python(code: str, *arguments: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def python(code: str, *arguments: object) -> Forked:
+    return Forked(textwrap.dedent(code), *arguments, stderr=subprocess.PIPE)
 
 
 HOLD = """
