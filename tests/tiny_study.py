@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import nn
+
+from forked import Forked
 
 NETWORK = """
 import torch
@@ -89,11 +88,10 @@ def write_study(
     return folder / "study.toml"
 
 
-def start(study: Path, out: Path, *options: str, script: str = "", **settings: Any) -> subprocess.Popen[str]:
+def start(study: Path, out: Path, *options: str, script: str = "") -> Forked:
     """heatproof run in a process of its own; `script` runs in it first."""
     code = f"{script}\nfrom heatproof.cli import main\nmain()"
-    command = [sys.executable, "-c", code, "run", str(study), "--out", str(out), *options]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **settings)
+    return Forked(code, "run", study, "--out", out, *options)
 
 
 def fingerprint(out: Path) -> tuple[str, dict[str, str]]:

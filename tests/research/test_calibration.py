@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from scipy.stats import binomtest
 
 import heatproof as hp
 from contrast.discs import TAG, model_ready, network
+from forked import Forked
 from heatproof.contrast import make_pair
 from heatproof.errors import InputError
 from heatproof.metrics.specific import Gains, specificity
@@ -42,7 +41,8 @@ from research.calibration.thresholds import (
 
 pytestmark = pytest.mark.trains
 
-RESULTS = Path(__file__).parents[2] / "docs" / "results"
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "docs" / "results"
 
 
 def member(seed: int, follower: float = 0.5, control: float = 0.0) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def test_a_member_that_is_being_measured_is_left_alone_until_its_process_dies(tm
     wanted = Measuring(tmp_path, None)
     first = Member("xrays", "tiny", "tag", 1.0, 0)
     lock = wanted.file(first).with_suffix(".lock")
-    holder = subprocess.Popen([sys.executable, "-c", HOLD, lock], stdout=subprocess.PIPE, text=True)
+    holder = Forked(HOLD, lock, cwd=ROOT)
     try:
         assert holder.stdout is not None and holder.stdout.readline() == "True\n"
         assert measure(first, wanted) == f"{first.name}: {ELSEWHERE}"

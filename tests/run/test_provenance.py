@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -228,11 +227,13 @@ def test_pictures_that_stay_away_become_rows_and_come_back(
         (folder / "pictures").rename(folder / "away")
         return prepared
 
-    monkeypatch.setattr(worker, "PAUSES", (0.0,))
+    pauses: list[float] = []
+    monkeypatch.setattr(worker, "PAUSES", (0.25,))
     with monkeypatch.context() as patched:
         patched.setattr(engine, "prepare", and_move_away)
-        start = time.monotonic()
-        assert len(run_study(study, out).broken) == 8 and time.monotonic() - start < 30
+        patched.setattr(worker.time, "sleep", pauses.append)
+        assert len(run_study(study, out).broken) == 8
+    assert pauses.count(0.25) <= worker.FRUITLESS
     status = RunFolder.open(out).status()
     assert (status.complete, status.used, status.broken, status.usable) == (True, 0, 8, 0.0)
     (folder / "away").rename(folder / "pictures")

@@ -18,6 +18,7 @@ import pytest
 from click.testing import CliRunner
 from test_resume import SLOW, wait_for
 
+from forked import Forked
 from heatproof.cli import main
 from heatproof.errors import StoreError
 from heatproof.run.engine import run_study
@@ -59,9 +60,11 @@ def folder(whole: Path, tmp_path: Path) -> Path:
 
 
 def half_writer(out: Path, seconds: float, *command: str) -> tuple[subprocess.Popen[str], Path]:
-    process = subprocess.Popen(
-        [*command, sys.executable, "-c", HALF, str(out), str(seconds)], stdout=subprocess.PIPE, text=True
-    )
+    if command:
+        started = [*command, sys.executable, "-c", HALF, str(out), str(seconds)]
+        process = subprocess.Popen(started, stdout=subprocess.PIPE, text=True)
+    else:
+        process = Forked(HALF, out, seconds)
     assert process.stdout is not None
     with process.stdout as stream:
         return process, Path(stream.readline().strip())

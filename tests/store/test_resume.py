@@ -5,27 +5,25 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from forked import Forked
 from heatproof.errors import StoreError
 from heatproof.run import engine
 from heatproof.run.engine import run_study
 from heatproof.store import RunFolder
 from tiny_study import fingerprint, make_study, start
 
-# One process that imports everything once, then forks: each child goes on with the run until it is killed.
+# Forks: each child goes on with the run until it is killed.
 KILLER = """
 import json, os, random, signal, sys, time
 from pathlib import Path
 import duckdb
-from heatproof.registry import explainers, metrics
 from heatproof.run import engine, worker
 
-explainers.names(), metrics.names()  # imports every file of theirs
 study, out, log = map(Path, sys.argv[1:])
 compute, group = worker.Worker.compute, worker.Worker.group
 
@@ -65,10 +63,10 @@ print(json.dumps({"kills": kills, "status": status, "done_before": done_before})
 def test_ten_kills_then_the_same_rows_and_no_unit_twice(tmp_path: Path) -> None:
     study = make_study(tmp_path, images=100, metrics=["cscore", "auc", "insertion(steps=2)"])
     log = tmp_path / "log"
-    command = [sys.executable, "-c", KILLER, str(study), str(tmp_path / "killed"), str(log)]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert process.returncode == 0, process.stderr
-    report = json.loads(process.stdout.splitlines()[-1])
+    process = Forked(KILLER, study, tmp_path / "killed", log)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    report = json.loads(output.splitlines()[-1])
     assert report["kills"] == 10 and report["status"] == 0
     started = [line.split() for line in log.read_text().split("\n") if line]
     for attempt, done in enumerate(report["done_before"]):

@@ -6,8 +6,6 @@ import json
 import math
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from forked import Forked
 from heatproof.errors import CheckpointError, HeatproofError, InputError, ModelError, StoreError
 from heatproof.images.kinds import open_memory
 from heatproof.images.preprocess import Preprocess
@@ -168,7 +167,7 @@ def test_a_killed_training_ends_with_the_same_weights(tmp_path: Path) -> None:
         "import sys, torch; torch.set_num_threads(1); sys.path.insert(0, sys.argv[2]);"
         "from test_train import *; resumable(tiny(), bright_or_dark(), Path(sys.argv[1]), die)"
     )
-    process = subprocess.Popen([sys.executable, "-c", child, str(tmp_path), str(Path(__file__).parent)])
+    process = Forked(child, tmp_path, Path(__file__).parent, cwd=Path(__file__).parents[1])
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in the child: sums depend on how they are divided
     try:
@@ -178,7 +177,7 @@ def test_a_killed_training_ends_with_the_same_weights(tmp_path: Path) -> None:
         assert len(json.loads((tmp_path / "history.json").read_text())) == 5
         resumed = resumable(again, data, tmp_path)
     finally:
-        process.wait()
+        process.communicate()
         torch.set_num_threads(threads)
     assert same(weights(straight), weights(again))
     assert [e.loss for e in resumed.epochs] == [e.loss for e in history.epochs]
