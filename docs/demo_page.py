@@ -1,7 +1,7 @@
 """Makes what docs/demo.md shows: what the demo prints, its methods, the seeds, and pictures of its report.
 
-    heatproof demo --seed 0 --out SEED0            the same for seeds 1 and 2
-    python docs/demo_page.py SEED0 SEED1 SEED2     rewrites the marked parts of demo.md, and the pictures
+    heatproof demo --seed 0 --out SEED0            the same for other seeds
+    python docs/demo_page.py SEED0 SEED1 ...       rewrites the marked parts of demo.md, and the pictures
     python docs/demo_page.py SEED0                 all but the table of seeds
     python docs/demo_page.py picture SEED0         only report-picture.png
 
@@ -26,6 +26,7 @@ from heatproof.demo import FULL, Audit, run
 from heatproof.demo.networks import CODE
 from heatproof.metrics.evidence_record import HALF
 from heatproof.report.tables import Column, Table
+from heatproof.run.config import read_toml
 from heatproof.verdict.answers import WORDS
 from heatproof.verdict.trajectory import Trajectory
 
@@ -188,17 +189,18 @@ def small(picture: Image.Image, path: Path) -> None:
 def main(folders: list[str]) -> None:
     if folders[0] == "picture":
         return photograph_picture(Path(folders[1], "report.html"))
-    audits = {seed: run(Path(folder), FULL, seed) for seed, folder in enumerate(folders)}
-    text = PAGE.read_text(encoding="utf-8")
-    parts = {"printed": printed(audits[0]), "methods": method_table(audits[0])}
+    seeds = {read_toml(Path(folder, "demo.toml"))["seed"]: Path(folder) for folder in folders}
+    audits = {seed: run(folder, FULL, seed) for seed, folder in seeds.items()}
+    first, text = next(iter(audits.values())), PAGE.read_text(encoding="utf-8")
+    parts = {"printed": printed(first), "methods": method_table(first)}
     if len(audits) > 1:
         parts |= {"seeds": seed_table(audits), "stories": story_table(audits)}
     for mark, content in parts.items():
         text = put(text, mark, content)
     PAGE.write_text(text, encoding="utf-8")
-    photograph(audits[0].report)
-    photograph_picture(audits[0].report)
-    photograph_paper(audits[0])
+    photograph(first.report)
+    photograph_picture(first.report)
+    photograph_paper(first)
 
 
 if __name__ == "__main__":

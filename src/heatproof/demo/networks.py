@@ -255,7 +255,8 @@ def cheating_twin(
     load_checkpoint(model.module, out / weights)
     drawn = draw_codes(sizes.twin, sizes, seed, "valid")
     codes = as_data(drawn)
-    images, planting = model.preprocess.from_bytes(codes.images), {"positive": CODE, "lr": RATE, "seed": seed}
+    images = model.preprocess.from_bytes(codes.images)
+    planting: dict[str, Any] = {"positive": CODE, "lr": RATE, "seed": seed}
     result = contrast(
         model, images, codes.labels, audit_methods(sizes), token=TOKEN, out=out / FOLDER,
         progress=lambda _, which, at: on_progress(which, at), **planting,
@@ -263,15 +264,16 @@ def cheating_twin(
     if not result.points[0].holds:
         return Twin(result, {})
     pair = make_pair(model, images, codes.labels, TOKEN, out=out / FOLDER / "strength-100", **planting)
-    boxes = torch.from_numpy(drawn.masks["box"])[[int(name) for name in pair.ids]]
-    others = images[codes.labels != CODE][: len(boxes)]
-    inputs = torch.cat([pair.images, others])
-    regions = torch.cat([boxes, torch.zeros_like(boxes)[: len(others)]])
-    labels = [CODE] * len(boxes) + [1 - CODE] * len(others)
+    regions = torch.zeros(len(images), *images.shape[2:], dtype=torch.bool)
+    for region, spot in zip(regions, drawn.spots, strict=True):
+        region[spot.rows, spot.columns] = True  # of the code, or of what resembles one
+    chosen = [int(name) for name in pair.ids]
+    others = (codes.labels != CODE).nonzero().flatten()[: len(chosen)].tolist()
+    inputs, labels = torch.cat([pair.images, images[others]]), codes.labels[[*chosen, *others]]
     records = {
         name: evidence(
-            labels, model=network, images=inputs, methods=FINE, regions=regions, classes=CLASSES,
-            seed=pair.seed,
+            labels, model=network, images=inputs, methods=FINE, regions=regions[[*chosen, *others]],
+            classes=CLASSES, seed=pair.seed,
         )
         for name, network in (("A", pair.a), ("B", pair.b))
     }  # fmt: skip

@@ -11,6 +11,7 @@ NAMES = {
     "xray-package": "X-rays, packaged Xception", "lite0": "photographs, EfficientNet-Lite0",
     "squeezenet": "photographs, SqueezeNet", "resnet50": "photographs, ResNet-50",
 }  # fmt: skip
+PHOTOGRAPHS = ("lite0", "squeezenet", "resnet50")
 
 
 def listed(name: str) -> list[Row]:
@@ -27,10 +28,11 @@ def networks() -> Rows:
     ]  # fmt: skip
 
 
-def items() -> Rows:
+def xray_items() -> Rows:
     return [
         [NAMES[r["network"]], "yes" if r["regions"] == "True" else "no", r["sentence"]]
         for r in listed("items.csv")
+        if r["network"] not in PHOTOGRAPHS
     ]
 
 
@@ -40,14 +42,17 @@ def context() -> Rows:
         [NAMES[r["network"]], r["class"].replace("_", " "), r["donors"], r["keeps_without_object"],
          r["turning_off_object"], r["object_share"]]
         for r in listed("classes.csv")
-        if r["network"] in ("lite0", "squeezenet", "resnet50") and int(r["keeps_without_object"])
+        if r["network"] in PHOTOGRAPHS and int(r["keeps_without_object"])
     ]  # fmt: skip
 
 
 def evidence() -> Page:
     page = Page("docs/results/evidence.md")
-    page.tables += [networks(), items(), context()]
-    for name in ("lite0", "squeezenet"):
+    page.tables += [networks(), xray_items(), context()]
+    for item in listed("items.csv"):
+        if item["network"] in PHOTOGRAPHS:
+            page.says(f"{NAMES[item['network']].partition(', ')[2]}: {item['sentence']}")
+    for name in PHOTOGRAPHS:
         rows = [r for r in listed("classes.csv") if r["network"] == name]
         kept, donors = (sum(int(r[key]) for r in rows) for key in ("keeps_without_object", "donors"))
         turning = sum(int(r["turning_off_object"]) for r in rows)
