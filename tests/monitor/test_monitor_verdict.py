@@ -115,7 +115,7 @@ def test_a_verdict_that_fails_costs_no_numbers(
     report = watch(tmp_path / "run").step(trained, 1)
     assert report is not None and not report.problem and report.verdict is not None
     broken = ValueError("broken")
-    monkeypatch.setattr("heatproof.monitor.watch.conclude", lambda folder: (_ for _ in ()).throw(broken))
+    monkeypatch.setattr("heatproof.monitor.record.conclude", lambda folder: (_ for _ in ()).throw(broken))
     report = watch(tmp_path / "other").step(trained, 1)
     assert report is not None and not report.problem and report.verdict is None
     assert "there is no verdict: broken" in caplog.text
