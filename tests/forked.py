@@ -87,7 +87,7 @@ class Forked(subprocess.Popen[str]):
         self.stdin = None
         self.stdout = os.fdopen(ours)
         self.stderr = os.fdopen(apart[0]) if apart else None
-        self.returncode: int | None = None  # type: ignore[assignment]
+        self.returncode: int | None = None
         self._status = os.fdopen(status)
         self.pid = int(self._status.readline())
 

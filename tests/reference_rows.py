@@ -73,7 +73,7 @@ STUDIES: dict[str, dict[str, Any]] = {  # COSE compares checkpoints, and wants m
             "structure_parts(region='box')",
             "model_edit",
         ],
-        "checkpoints": [1],
+        "checkpoints": [1, 2],
         "methods": MORE,
         "targets": "label",
     },
