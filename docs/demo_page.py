@@ -66,7 +66,7 @@ def story_table(audits: dict[int, Audit]) -> str:
         answers = [answer.follows for answer in audit.verdict.methods]
         twin, by = audit.twin, audit.twin.methods
         uses = [
-            sum(item.donors for item in record.items if item.label == CODE and (item.on_object or 0) < HALF)
+            sum(i.donors for i in record.items if (i.kind, i.label) == ("patch", CODE) and i.on_object < HALF)
             for record in twin.records.values()
         ]
         flips = [f"{round(f.share * f.n)} of {f.n}" for f in twin.point.planting]
