@@ -22,6 +22,7 @@ Numbers = tuple[float | None, ...]  # by donor; None where undefined
 LARGEST = 256  # pixels of the longer side of a stored image
 SUMMARY_CROPS = 3  # in verdict.json
 HALF = 0.5  # share of recipients that a patch must turn
+BORDER = 0.1  # share of a patch in the region from which on it is partly on the object
 PART_OF_OBJECT = 0.25  # of its area: a larger patch is the object itself
 PARTNERS = 3  # near-identical patches in other images, from which on a patch recurs
 
@@ -75,6 +76,8 @@ class EvidenceItem:
         >>> item = EvidenceItem("patch", "", 0, 12, 40, 96, 81, 96, 3, on_object=0.0)
         >>> item.sentence("dog").partition(";")[0]
         "12 of 40 'dog' images contain patches such as these off the object"
+        >>> " partly on the object; " in replace(item, on_object=0.4).sentence("dog")
+        True
         """
         if self.kind == "property":
             return (
@@ -82,13 +85,10 @@ class EvidenceItem:
                 f"turns {self.turned}; transferred from images of their own class it turns "
                 f"{self.control_turned} of {self.control_recipients}"
             )
-        place = (
-            ""
-            if self.on_object is None
-            else " on the object"
-            if self.on_object >= HALF
-            else " off the object"
-        )
+        place = ""
+        if (share := self.on_object) is not None:
+            where = "off" if share < BORDER else "partly on" if share < HALF else "on"
+            place = f" {where} the object"
         what = "this patch" if self.recurring else "patches such as these"
         return (
             f"{self.donors} of {self.of} '{class_name}' images contain {what}{place}; pasted into "
