@@ -497,7 +497,7 @@ def build_onnx(request: NetworkRequest) -> Model:
     if request.empty:
         raise InputError(f"{request.spec} has its weights inside; leave the checkpoint out")
     module = onnx_graph.read_graph(request.name)
-    preprocess = _with_channels(sized(Preprocess(), module), module.channels)
+    preprocess = _with_channels(sized(Preprocess(), module), module.channels or None)
     return Model(module, preprocess=preprocess, layer=module.layer, accelerate=False)
 
 
