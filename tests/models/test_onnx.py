@@ -114,6 +114,17 @@ def test_maps_are_those_of_the_exported_network(build, dynamic: bool, export: Ex
     assert theirs["eigencam"].values.std() > 0 and theirs["reciprocam"].values.std() > 0
 
 
+def test_maps_of_a_segmentation_are_read_at_the_coarsest_grid(export: Export) -> None:
+    net = nn.Sequential(
+        nn.Conv2d(3, 6, 3, 2, 1), nn.ReLU(), nn.Conv2d(6, 6, 3, 2, 1), nn.ReLU(), nn.Upsample(scale_factor=4),
+        nn.Conv2d(6, 4, 1),
+    )  # fmt: skip
+    model = hp.load_model(export(net, images()))
+    ours, theirs = (hp.explain(m, images(), "eigencam", [1, 2])["eigencam"] for m in (net, model))
+    assert theirs.values.shape == (2, 8, 8)
+    torch.testing.assert_close(theirs.values, ours.values, atol=1e-4, rtol=1e-4)
+
+
 def test_maps_of_a_keras_network_with_channels_last(export: Export) -> None:
     try:
         keras = import_keras()

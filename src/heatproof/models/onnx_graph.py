@@ -1,17 +1,13 @@
-"""ONNX files: a graph that ONNX Runtime computes, as a module whose steps are submodules.
+"""ONNX files: a graph that ONNX Runtime computes, as a module whose steps are submodules. No gradients.
 
-Each step of the graph with a grid or weights is a submodule, named after the tensor that it returns. It
-computes nothing: ONNX Runtime runs the graph, or its part between known and required tensors, and tensors of
-steps with hooks are passed through them. If a hook changes a tensor, or a forward is replaced, what lies
-behind is computed from it. Weights are parameters: if they change, sessions are created again. There are no
-gradients.
+Each step with a grid or weights is a submodule, named after its tensor. It computes nothing: ONNX Runtime
+runs the graph, and tensors of steps with hooks are passed through them. If a hook changes a tensor, or a
+forward is replaced, the part of the graph behind it is computed from it. Weights are parameters: if they
+change, sessions are created again. Random biases of convolutions are 0: exporters fold batch norms into them.
 
 The default layer follows the rule of layers.py: from the output back over the head, the last grid that is not
 the result of pooling. A last convolution that only makes class scores, as in SqueezeNet, belongs to the head.
 In a transformer it is the normalisation in front of the last attention.
-
-In a copy with random weights, convolutions and matrix products get torch's default distribution, and norms
-are reset. Biases of convolutions become 0, since exporters fold batch norms into them.
 """
 
 from __future__ import annotations
@@ -57,18 +53,17 @@ class Step(nn.Module):
 class Product(Step):
     """A convolution or a matrix product; `outputs` is the axis of them in its weight."""
 
+    weight: Tensor
+
     def __init__(self, kind: str, outputs: int) -> None:
         super().__init__()
-        self.kind, self.outputs = kind, outputs
+        self.convolves, self.outputs = kind.startswith("Conv"), outputs
 
     def reset_parameters(self) -> None:
-        weight, bias = (getattr(self, name, None) for name in AFFINE)
-        limit = 0.0 if weight is None else math.sqrt(weight.shape[self.outputs] / weight.numel())
-        for tensor in (weight,) if self.kind.startswith("Conv") else (weight, bias):
-            if tensor is not None:
-                nn.init.uniform_(tensor, -limit, limit)
-        if bias is not None and self.kind.startswith("Conv"):
-            nn.init.zeros_(bias)
+        limit = math.sqrt(self.weight.shape[self.outputs] / self.weight.numel())
+        for name, tensor in self.named_parameters():
+            within = 0.0 if self.convolves and name == "bias" else limit
+            nn.init.uniform_(tensor, -within, within)
 
 
 class Norm(Step):
@@ -181,7 +176,7 @@ class OnnxGraph(nn.Module):
             if not own and (len(self.shapes.get(tensor, [])) < 3 or self.kinds[tensor] not in FLOATS):
                 continue
             step = Norm() if kind in NORMS else Step()
-            if kind in PRODUCTS:
+            if kind in PRODUCTS and 1 in own:
                 is_first = kind.startswith("Conv") or any(a.name == "transB" and a.i for a in node.attribute)
                 step = Product(kind, 0 if is_first else -1)
             key = re.sub(r"[.+]", "_", tensor)
@@ -203,14 +198,11 @@ class OnnxGraph(nn.Module):
     def _default_layer(self) -> str:
         """Tensor that CAMs read; "" if a pass must determine it."""
         if len(self.shapes.get(self.output, [])) > 2:  # per pixel: the last of the coarsest grid
-            names = list(self.steps)
-            last = max(
-                (i for i, name in enumerate(names) if isinstance(self.steps[name], Product)), default=0
-            )
-            sizes = {name: math.prod(self.shapes.get(name, [])[2:]) for name in names[:last]}
-            return min(
-                reversed(sizes), key=lambda name: sizes[name] if sizes[name] > 1 else math.inf, default=""
-            )
+            products = [i for i, step in enumerate(self.steps.values()) if isinstance(step, Product)]
+            names = list(self.steps)[: max(products, default=0)]
+            sizes = {name: math.prod(self.shapes.get(name, [])[2:]) for name in names}
+            coarsest = min((size for size in sizes.values() if size > 1), default=0)
+            return next((name for name in reversed(names) if sizes[name] == coarsest), "")
         name, grids, is_behind_weights = self.output, list[tuple[bool, str]](), False
         while (node := self._node(name)) is not None:
             shape = self.shapes.get(name, [])

@@ -56,10 +56,6 @@ FIRST = ("gradcam", "legrad", "gradient", FORWARD_ONLY[0], "occlusion")  # the f
 CORE = ("layercam", "hirescam", "legrad", "attnlrp", "gradient")
 MORE = ("gradcam++", "eigencam", "rollout", "lrp", "guided-backprop", "gradient-x-input")
 EXPENSIVE = ("integrated-gradients", "occlusion", "lime", "rise(masks=1000)")
-RUNGS = {
-    False: (CORE, MORE, EXPENSIVE),
-    True: (("eigencam",), (), (*FORWARD_ONLY, *EXPENSIVE)),  # without gradients
-}
 FLOORS = ("edges", "centre")  # beside `random`, which the verdict cannot do without
 DRAWS = 2  # networks with random weights: error rates are those of three (docs/results/calibration.md)
 VOTE = (f"{follow_metric().name}(draws={DRAWS})", "untrained")  # which share the maps under random weights
@@ -383,7 +379,8 @@ class BudgetPlanner:
         wanted: methods that the user named, which are then the only ones.
         """
         start = self.done or self._required(wanted)
-        core, more, expensive = RUNGS[self.costs.first in FORWARD_ONLY]
+        has_gradients = self.costs.first not in FORWARD_ONLY
+        core, more = (CORE, MORE) if has_gradients else (("eigencam",), ())
         if wanted:
             start = self._methods(start, wanted[1:], "requested", required=True)
         else:
@@ -397,8 +394,8 @@ class BudgetPlanner:
         for group in FURTHER:
             rich = self._metrics(rich, group)
         if not wanted:
-            repeated = list(with_sufficient_repeats(expensive).values())
-            rich = self._methods(rich, repeated, "many passes per image")
+            expensive = with_sufficient_repeats([*FORWARD_ONLY[2:] * (not has_gradients), *EXPENSIVE])
+            rich = self._methods(rich, list(expensive.values()), "many passes per image")
         open_questions = any(not is_floor(m) and m not in self.decided for m in rich.methods)
         last = self._images(rich, self.most) if open_questions else rich
         whole = self._count_noted(self._evidence(last))
