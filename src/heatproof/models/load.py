@@ -108,8 +108,8 @@ def load_model(
     """Load a network by name, from a file or as a module, with its preprocessing and class names.
 
     Args:
-        spec_or_module: a name such as torchvision:resnet18, a .keras file, onnx:FILE, a module, a Keras model,
-            or a function that takes model-ready images and returns scores.
+        spec_or_module: a name such as torchvision:resnet18, a .keras file, onnx:FILE, a module, a Keras
+            model, or a function that takes model-ready images and returns scores.
         checkpoint: weights for it (safetensors, torch or Keras), instead of pretrained ones; all must fit,
             but a network built by name takes over the checkpoint's number of classes.
         num_classes: of a network built by name; by default the library's.
