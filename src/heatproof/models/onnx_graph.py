@@ -105,13 +105,9 @@ class OnnxGraph(nn.Module):
         self.weights: dict[str, tuple[Step, str]] = {}  # by initialiser
         self._add_steps(constants)
         self.default = self._default_layer()
+        self.layer = self.layer_names.get(self.default)  # None if a pass must determine it
         self._sessions: dict[Any, tuple[Any, list[str]]] = {}
         self._state: Any = None
-
-    @property
-    def layer(self) -> str | None:
-        """Name of the layer that CAMs read; None if a pass must determine it, as for an output per pixel."""
-        return self.layer_names.get(self.default)
 
     def _image_input(self, names: Sequence[str]) -> tuple[str, bool]:
         """Name of the input, and whether channels are its last axis."""
@@ -216,7 +212,14 @@ class OnnxGraph(nn.Module):
             return best
         nodes = self.proto.graph.node
         attention = max((i for i, node in enumerate(nodes) if node.op_type == "Softmax"), default=0)
-        norms = [node.output[0] for node in nodes[:attention] if node.op_type == "LayerNormalization"]
+        weighted = {name.rpartition(":")[0] for name in self.weights}
+
+        def normalises(node: Any) -> bool:  # before opset 17 the last steps of a norm are a scale and a shift
+            scaled = any(n in weighted and self._node(n).op_type == "Mul" for n in node.input)
+            shifted = node.op_type == "Add" and node.output[0] in weighted
+            return node.op_type == "LayerNormalization" or (scaled and shifted)
+
+        norms = [node.output[0] for node in nodes[:attention] if normalises(node)]
         return norms[-1] if norms else ""
 
     def get_submodule(self, target: str) -> nn.Module:
@@ -303,6 +306,9 @@ class OnnxGraph(nn.Module):
             array = getattr(*self.weights[name]).detach().cpu().numpy()
             part.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
         options.intra_op_num_threads, options.log_severity_level = torch.get_num_threads(), 4
+        options.add_session_config_entry(
+            "session.intra_op.allow_spinning", "0"
+        )  # torch's threads need the CPU
         wished = ["CUDAExecutionProvider"] * (device.type == "cuda") + ["CPUExecutionProvider"]
         providers = [name for name in wished if name in runtime.get_available_providers()]
         try:
