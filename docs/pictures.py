@@ -301,6 +301,19 @@ def methods() -> Image.Image:
     return panel(tiles, columns=6)
 
 
+def onnx() -> Image.Image:
+    """CAMs that need no gradients, of the same network in ONNX Runtime."""
+    images = ready(data.chelsea())
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "lite0.onnx"
+        torch.onnx.export(network().module.eval(), (images,), str(file), dynamo=False)
+        model = hp.load_model(f"onnx:{file}", preprocess=network().preprocess)
+        maps = hp.explain(model, images, ["reciprocam", "eigencam", "scorecam", "ablationcam", "occlusion"])
+    picture = seen(images)[0]
+    tiles = [Tile(overlay(picture, own.upsample()[0]), name) for name, own in maps.items()]
+    return panel([Tile(picture, "the picture"), *tiles], columns=6)
+
+
 def tutorial(page: str, figure: str) -> Image.Image:
     """What the commands of a tutorial draw."""
     text = (DOCS / "tutorials" / page).read_text(encoding="utf-8")
@@ -336,7 +349,7 @@ PICTURES: dict[str, Callable[[], Image.Image]] = {
     function.__name__: function
     for function in (
         cscore, structure, cose, localise, insertion_deletion, occlusion, robustness, sanity, specificity,
-        mosaic, agreement, methods,
+        mosaic, agreement, methods, onnx,
     )
 }  # fmt: skip
 PICTURES |= {name: partial(tutorial, *of) for name, of in TUTORIALS.items()}
@@ -351,7 +364,7 @@ def to_picture(figure: Any) -> Image.Image:
 
 def place_of(name: str) -> Path:
     folder = DOCS / "tutorials" / "pictures" if name in TUTORIALS else FOLDER
-    return (DOCS / "pictures" if name in ("methods", "volumes") else folder) / f"{name}.png"
+    return (DOCS / "pictures" if name in ("methods", "onnx", "volumes") else folder) / f"{name}.png"
 
 
 def write(name: str) -> Path:

@@ -127,7 +127,8 @@ class Metric(Entry):
     not_in_a_run: str = ""  # why it cannot run, if `needs` does not explain it
     pairs: bool = False  # whether it takes the maps by method and compares each pair of methods
     reruns: bool = False  # whether it runs the method again, under other weights or on other images
-    needs_gradients: bool = False  # whether it needs weights or gradients, not outputs alone
+    needs_weights: bool = False  # whether it needs weights or layers, not outputs alone
+    needs_gradients: bool = False  # whether it needs gradients
     call: Callable[..., Any] | None = None  # (function, context, options), where not by name
     inputs: Callable[[Mapping[str, Any]], int] | None = None  # per image and method, from its options
 

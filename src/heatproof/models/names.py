@@ -102,8 +102,8 @@ def placed_spec(spec: str, folder: Path) -> str:
     path, _, factory = spec.rpartition(":")
     if path.endswith(".py"):
         return f"{_placed(path, folder)}:{factory}"
-    if library == "hf" and _placed(name, folder).exists():
-        return f"hf:{_placed(name, folder)}"
+    if library == "onnx" or (library == "hf" and _placed(name, folder).exists()):
+        return f"{library}:{_placed(name, folder)}"
     return str(_placed(spec, folder)) if spec.endswith(KERAS_FILES) else spec
 
 

@@ -323,6 +323,8 @@ def checkpoints_in_a_sentence(model: Model, images: Tensor) -> Iterator[None]:
 class FunctionModule(nn.Module):
     """A function as a module without submodules and gradients."""
 
+    differentiable = False
+
     def __init__(self, function: Callable[[Any], Any]) -> None:
         super().__init__()
         self.function = function
@@ -352,6 +354,11 @@ class FunctionModule(nn.Module):
 def is_function(module: nn.Module) -> bool:
     """Whether the network has no layers, only a function."""
     return isinstance(module, FunctionModule)
+
+
+def has_gradients(module: nn.Module) -> bool:
+    """Whether torch can differentiate the network: no function, and no ONNX graph."""
+    return bool(getattr(module, "differentiable", True))
 
 
 def _as_tensor(output: Any) -> Tensor:

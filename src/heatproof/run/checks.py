@@ -37,8 +37,8 @@ from heatproof.models.layers import find_module
 from heatproof.models.load import sized
 from heatproof.models.model import Model, first_convolution
 from heatproof.models.names import LITE, model_classes
-from heatproof.models.running import function_in, is_function
-from heatproof.registry import check_volumes, metrics
+from heatproof.models.running import function_in, has_gradients, is_function
+from heatproof.registry import Metric, check_volumes, metrics
 from heatproof.rows import PRETRAINED
 from heatproof.run.config import MetricRequest, as_config, at, in_a_run, read_metrics
 from heatproof.run.plan import code_hashes
@@ -95,12 +95,9 @@ def check_study(opened: ResolvedStudy) -> dict[str, str]:
     with at("metrics"):
         for request in opened.metrics if len(model.preprocess.size) > 2 else ():
             check_volumes(request.entry)
-        lost = [request.text for request in opened.metrics if request.entry.needs_gradients]
-        if lost and is_function(model.module):
-            raise InputError(
-                f"{lost[0]} needs the network's weights or gradients, and {model.name} is only a function; "
-                "leave it out"
-            )
+        for request in opened.metrics:
+            if reason := lacks_for(request.entry, model):
+                raise InputError(f"{request.text} {reason}; leave it out")
         check_head(opened.metrics, model.head)
     with at("methods"):
         _check_methods(opened, model)
@@ -217,6 +214,15 @@ def match_labels_to_model(
     return (numbers, model.classes) if model.classes is not None and moved else None
 
 
+def lacks_for(entry: Metric, model: Model) -> str:
+    """Clause that says what a network without weights or gradients lacks for a metric; "" if nothing."""
+    if is_function(model.module) and (entry.needs_weights or entry.needs_gradients):
+        return f"needs the network's weights or gradients, and {model.name} is only a function"
+    if entry.needs_gradients and not has_gradients(model.module):
+        return f"needs the network's gradients, and {model.name} runs in ONNX Runtime, which has none"
+    return ""
+
+
 def check_head(requests: Sequence[MetricRequest], head: Head) -> None:
     """Raise InputError for metrics of probabilities or classes if the head has no classes."""
     for request in requests:
@@ -266,7 +272,6 @@ class MetricAvailability:
     classes: int  # number of the network's classes
     labels: bool = True  # whether the classes of the images are the network's
     stored: bool = False  # whether the maps are read, so that no method can be run again
-    function: bool = False  # whether the network is only a function
 
     def why_not(self, text: str) -> str:
         """Clause that explains why a metric, or a family, cannot be computed; "" if it can."""
@@ -282,11 +287,10 @@ class MetricAvailability:
         most = f"a run keeps the probabilities of {ALL_CLASSES_UP_TO} classes at most"
         for request in requests:
             entry = request.entry
+            lacking = lacks_for(entry, self.opened.model(self.opened.checkpoints[-1].name))
             reasons = {
                 "it runs the method again, which stored maps cannot be": self.stored and entry.reruns,
-                "it needs the network's weights or gradients, and this one is a function": (
-                    self.function and entry.needs_gradients
-                ),
+                f"it {lacking}": bool(lacking),
                 "it compares checkpoints, and there is one": entry.compares_checkpoints and not several,
                 "all images are of one class": entry.name == "auc" and len(used) == 1,
                 most: request.every_class and self.classes > ALL_CLASSES_UP_TO,

@@ -49,7 +49,8 @@ from heatproof.store import Manifest, RunFolder
 from heatproof.studies.audit.settings import BATCH, AuditSettings
 from heatproof.verdict.follow import ENOUGH, FIRST_LOOK, follow_metric
 
-FIRST = ("gradcam", "legrad", "gradient", "occlusion")  # the first of these that the network takes
+FORWARD_ONLY = ("reciprocam", "eigencam", "scorecam", "ablationcam")  # CAMs of networks without gradients
+FIRST = ("gradcam", "legrad", "gradient", FORWARD_ONLY[0], "occlusion")  # the first that the network takes
 CORE = ("layercam", "hirescam", "legrad", "attnlrp", "gradient")
 MORE = ("gradcam++", "eigencam", "rollout", "lrp", "guided-backprop", "gradient-x-input")
 EXPENSIVE = ("integrated-gradients", "occlusion", "lime", "rise(masks=1000)")
@@ -376,21 +377,23 @@ class BudgetPlanner:
         wanted: methods that the user named, which are then the only ones.
         """
         start = self.done or self._required(wanted)
+        has_gradients = self.costs.first not in FORWARD_ONLY
+        core, more = (CORE, MORE) if has_gradients else (("eigencam",), ())
         if wanted:
             start = self._methods(start, wanted[1:], "requested", required=True)
         else:
-            start = self._methods(start, CORE, "one pass per image", 2)
+            start = self._methods(start, core, "one pass per image", 2)
         start = self._images(start, FIRST_LOOK)
-        small = start if wanted else self._methods(start, CORE, "one pass per image", 4)
+        small = start if wanted else self._methods(start, core, "one pass per image", 4)
         small = self._methods(small, FLOORS, "control: does not use the network")
-        small = small if wanted else self._methods(small, MORE, "one pass per image")
+        small = small if wanted else self._methods(small, more, "one pass per image")
         small = self._metrics(small, CURVES)
         some = rich = self._images(small, SOME)
         for group in FURTHER:
             rich = self._metrics(rich, group)
         if not wanted:
-            expensive = with_sufficient_repeats(EXPENSIVE).values()
-            rich = self._methods(rich, list(expensive), "many passes per image")
+            expensive = with_sufficient_repeats([*FORWARD_ONLY[2:] * (not has_gradients), *EXPENSIVE])
+            rich = self._methods(rich, list(expensive.values()), "many passes per image")
         open_questions = any(not is_floor(m) and m not in self.decided for m in rich.methods)
         last = self._images(rich, self.most) if open_questions else rich
         whole = self._count_noted(self._evidence(last))

@@ -33,7 +33,7 @@ from heatproof.images.findings import check_labels
 from heatproof.images.kinds import Guess, guess_source, to_pixels
 from heatproof.metrics.interventions import METHODS
 from heatproof.models.model import Model
-from heatproof.models.running import is_function
+from heatproof.models.running import has_gradients, is_function
 from heatproof.report.page import write_page
 from heatproof.report.sections import note_left_out
 from heatproof.run.checks import MetricAvailability
@@ -45,6 +45,7 @@ from heatproof.show import eight_bit
 from heatproof.store import Manifest, RunFolder
 from heatproof.studies.audit.planner import (
     FIRST,
+    FORWARD_ONLY,
     MANY,
     BudgetPlanner,
     Choice,
@@ -383,11 +384,8 @@ def plan_score(settings: ScoreSettings, say: ProgressCallback = lambda text: Non
 
     def choose(inspection: Inspection) -> list[Choice]:
         resolved = inspection.resolved
-        function = is_function(resolved.model(resolved.checkpoints[-1].name).module)
         chosen = [Choice(name, True, "requested") for name in settings.metrics]
-        available = MetricAvailability(
-            resolved, inspection.classes, inspection.labels, stored=True, function=function
-        )
+        available = MetricAvailability(resolved, inspection.classes, inspection.labels, stored=True)
         reasons = {} if chosen else available.all()
         return chosen + [
             Choice(name, not why, why or "can be computed from stored maps") for name, why in reasons.items()
@@ -399,19 +397,21 @@ def plan_score(settings: ScoreSettings, say: ProgressCallback = lambda text: Non
 def plan_evidence(settings: EvidenceSettings, say: ProgressCallback = lambda text: None) -> AuditPlan:
     """Plan the study of what the network uses and record it in OUT; an existing one must be the same."""
     wanted = [Choice(name, True, "what the network uses") for name in ("evidence", "accuracy")]
-    return _plan(settings.audit, settings.methods or METHODS, lambda inspection: wanted, say)
+    return _plan(settings.audit, settings.methods, lambda inspection: wanted, say)
 
 
 def _plan(
     audit: AuditSettings, methods: Sequence[str], choose: Callable[[Inspection], list[Choice]],
     say: ProgressCallback, targets: str | None = None,
 ) -> AuditPlan:  # fmt: skip
-    """Plan a study with these methods and the metrics that `choose` returns."""
+    """Plan a study with these methods, if any, and the metrics that `choose` returns."""
     source, folder = guess_source(audit.images), audit.out.resolve()
     say(f"looking at {audit.model} and {source.path}: {source.seen}")
     tables = study_tables(audit, source, folder, {})
     inspection = inspect(audit, tables, folder, None)
     choices = choose(inspection)
+    network = inspection.resolved.model(inspection.resolved.checkpoints[-1].name)
+    methods = methods or (METHODS if has_gradients(network.module) else FORWARD_ONLY[:1])
     tables["run"]["targets"] = targets or inspection.resolved.targets
     tables["images"] |= {} if audit.limit is None else {"limit": audit.limit}
     chosen = [choice.what for choice in choices if choice.taken]
