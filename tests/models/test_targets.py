@@ -17,7 +17,7 @@ from heatproof.models.accel import Graphs
 from heatproof.models.dense_heads import Detection, Segmentation, box_overlap
 from heatproof.models.derived import untrained_copy
 from heatproof.models.heads import Embedding, Regression
-from heatproof.models.layers import default_layer, guessed_layer
+from heatproof.models.layers import default_layer, guessed_layer, why
 from heatproof.models.model import bind_targets, with_head
 
 SIDE = 16
@@ -321,7 +321,7 @@ class SmallUNet(nn.Module):
 def test_cams_of_a_segmentation_look_at_its_coarsest_grid() -> None:
     model = hp.load_model(SmallUNet().eval())
     assert hp.explain(model, images(), "gradcam")["gradcam"].values.shape[1:] == (8, 8)
-    assert default_layer(model, images()) == "middle"
+    assert default_layer(model, images()) == "middle" and "coarsest grid" in why(model, "middle")
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def list_layers(model: str, image_size: int | None) -> None:
     import torch
 
     from heatproof.models.capture import capture
-    from heatproof.models.layers import picture_layers
+    from heatproof.models.layers import picture_layers, why
     from heatproof.models.load import load_model
     from heatproof.models.running import frozen_eval
 
@@ -185,6 +185,6 @@ def list_layers(model: str, image_size: int | None) -> None:
     for name, layout, channels in picture_layers(loaded, blank):
         text, note = name, ""
         if default is not None and name == default.partition("+")[0]:
-            text, note = default, "default"
+            text, note = default, f"default: {why(loaded, default)}"
         table.add_row(text, "x".join(map(str, layout.grid)), str(channels), note)
     console.print(table)

@@ -222,6 +222,26 @@ def may_be_activated_later(model: Model, guess: str) -> bool:
     return not (ends or in_transformer or only_classifies or isinstance(part, ACTIVATIONS))
 
 
+def why(model: Model, layer: str) -> str:
+    """The reason why CAMs read this layer by default, after a pass."""
+    guess = None if model.layer else guessed_layer(model)
+    if layer == model.facts.coarsest_layer:
+        return "the last layer on the coarsest grid of a segmentation"
+    if guess is None:
+        return "the last layer whose output has positions"
+    if "+" in layer:
+        return f"its output behind the function {layer.partition('+')[2]}, which has no module"
+    if layer != guess:
+        return f"behind its activation, which {guess} is not"
+    if is_activation(find_module(model.module, layer)):
+        return "the activation behind the last convolution"
+    if known_scales(model) is None:
+        return "the last convolution; no activation follows on the same grid"
+    if not may_be_activated_later(model, guess) and "norm" in layer.rpartition(".")[2]:
+        return "pre-norm transformer: a normalisation of the last block"
+    return "end of the last stage"
+
+
 class _Step(NamedTuple):
     """An executed step: a module by name, or a rectifying function."""
 
