@@ -37,13 +37,13 @@ def outputs_of(cell: dict[str, Any]) -> list[tuple[str, list[str]]]:
 # Fewer images and epochs: the kinds of outputs are compared, not their numbers.
 SHORTER = {
     "first-audit": {
-        'make_codes("qr", 180, 180,': 'make_codes("qr", 60, 60,',
+        "make_qr(180, 180,": "make_qr(60, 60,",
         "order[:300], order[300:]": "order[:80], order[80:]",
         "for epoch in range(8):": "for epoch in range(3):",
         "minutes=3)": "minutes=0.1)",
     },
     "monitor-a-training": {
-        'make_codes("qr", 180, 180,': 'make_codes("qr", 60, 60,',
+        "make_qr(180, 180,": "make_qr(60, 60,",
         "order[:300], order[300:]": "order[:80], order[80:]",
         "for epoch in range(1, 9):": "for epoch in range(6, 9):",
         "for epoch in range(9, 13):": "for epoch in range(9, 11):",

@@ -91,7 +91,7 @@ def test_resume_and_growth_do_not_run_the_interventions_again(
 
     out = study.parent / "out"
     before = (out / EVIDENCE).read_bytes()
-    monkeypatch.setattr(interventions, "prepare", refuse)
+    monkeypatch.setattr(interventions, "Interventions", refuse)
     assert run_study(study, out).computed == 0
     study.write_text(study.read_text().replace('"random"]', '"random", "gradient"]'))
     assert run_study(study, out).computed > 0 and (out / EVIDENCE).read_bytes() == before

@@ -73,6 +73,9 @@ def run_command(
     """
     if profile and dry_run:
         raise click.UsageError("--profile measures a run; leave out --dry-run")
+    from heatproof.run.config import read_study
+
+    read_study(study)  # reports mistakes in the file before torch is imported, which takes seconds
     from heatproof.run.engine import estimate, outline, prepare, run_study
     from heatproof.run.plan import read_shard
     from heatproof.run.profile import profiling
