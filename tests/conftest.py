@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from _pytest.doctest import DoctestModule
+from hypothesis import settings
 from torch import nn
 
 DATA = Path(__file__).parent / "data"
@@ -23,6 +24,8 @@ REAL_DATA = Path(__file__).parents[2] / "shared" / "data"
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
+settings.register_profile("any machine", deadline=None)  # a limit of 200 ms fails on a busy one
+settings.load_profile("any machine")
 # What tests write need not outlive a power cut, and each wait costs milliseconds.
 os.fsync = lambda fd: None
 os.environ.pop("COLUMNS", None)  # of the terminal that tests are started from; tables are as in a pipe
