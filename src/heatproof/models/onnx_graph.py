@@ -22,8 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from heatproof.errors import ModelError, need
-from heatproof.models.checkpoints import first_line
+from heatproof.errors import ModelError, first_line, need
 from heatproof.models.running import is_watched
 
 AFFINE = ("weight", "bias")
@@ -306,9 +305,8 @@ class OnnxGraph(nn.Module):
             array = getattr(*self.weights[name]).detach().cpu().numpy()
             part.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
         options.intra_op_num_threads, options.log_severity_level = torch.get_num_threads(), 4
-        options.add_session_config_entry(
-            "session.intra_op.allow_spinning", "0"
-        )  # torch's threads need the CPU
+        # Waiting threads would take the CPU from torch's.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         wished = ["CUDAExecutionProvider"] * (device.type == "cuda") + ["CPUExecutionProvider"]
         providers = [name for name in wished if name in runtime.get_available_providers()]
         try:
