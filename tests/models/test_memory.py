@@ -18,6 +18,7 @@ from heatproof.models.accel import in_parts, limited_memory
 from heatproof.store import RunFolder
 
 GIB = 2**30
+CPU = torch.device("cpu")
 
 
 class Short:
@@ -39,7 +40,7 @@ class Short:
 @pytest.mark.parametrize(("count", "most"), [(1, 1), (7, 7), (11, 3), (64, 5), (9, 1)])
 def test_all_inputs_are_computed_once_and_parts_never_grow(count: int, most: int) -> None:
     work, shrunk = Short(most), list[int]()
-    parts = list(in_parts(hp.Model(small_cnn()), count, work, shrunk=shrunk.append))
+    parts = list(in_parts(CPU, "small", count, work, shrunk=shrunk.append))
     assert [i for part, _ in parts for i in part] == list(range(count))
     assert [inputs for _, inputs in parts] == [len(part) for part, _ in parts]
     assert shrunk == sorted(shrunk, reverse=True) and all(size <= most for _, size in parts)
@@ -47,16 +48,15 @@ def test_all_inputs_are_computed_once_and_parts_never_grow(count: int, most: int
 
 
 def test_a_single_input_is_tried_again_on_a_gpu_and_refused_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, waited = hp.Model(small_cnn()), list[float]()
+    gpu, waited = torch.device("cuda"), list[float]()
     with pytest.raises(torch.OutOfMemoryError):
-        list(in_parts(model, 2, Short(0)))
+        list(in_parts(CPU, "small", 2, Short(0)))
     monkeypatch.setattr(accel.time, "sleep", waited.append)
     monkeypatch.setattr(accel, "release_memory", lambda *_: None)
-    monkeypatch.setattr(hp.Model, "device", torch.device("cuda"))
-    parts = list(in_parts(model, 2, Short(1, failures=2)))
+    parts = list(in_parts(gpu, "small", 2, Short(1, failures=2)))
     assert [list(part) for part, _ in parts] == [[0], [1]] and waited == list(accel.WAITS[:2])
     with pytest.raises(torch.OutOfMemoryError):
-        list(in_parts(model, 1, Short(0)))
+        list(in_parts(gpu, "small", 1, Short(0)))
     assert len(waited) == 2 + len(accel.WAITS)
 
 
@@ -65,7 +65,7 @@ def test_other_errors_are_raised_at_once() -> None:
         raise RuntimeError("size mismatch")
 
     with pytest.raises(RuntimeError, match="size mismatch"):
-        list(in_parts(hp.Model(small_cnn()), 4, fails))
+        list(in_parts(CPU, "small", 4, fails))
 
 
 @pytest.mark.parametrize("text", ["half", "0", "1.5", "nan"])
@@ -131,7 +131,8 @@ def test_recordings_of_many_networks_share_a_pool_and_stay_within_the_limit(
 
 STUDY = """
 methods = ["gradcam", "gradient", "smoothgrad(samples=16)", "rise(masks=256)"]
-metrics = ["accuracy", "insertion(steps=20)", "deletion(steps=20)", "randomisation(depths=2)"]
+metrics = ["accuracy", "insertion(steps=20)", "deletion(steps=20)", "randomisation(depths=2)",
+  "specificity(draws=2)", "cscore", "method_agreement"]
 [run]
 batch_size = 60
 threads = 1
@@ -178,7 +179,7 @@ def test_three_runs_at_once_with_8_gb_each_give_the_rows_of_a_single_run(tmp_pat
         table = RunFolder.open(tmp_path / name).scores().sql(f"select {keys}, value from scores")
         return {tuple(row[key] for key in keys.split(", ")): row["value"] for row in table}
 
-    single = start("single", 1.0)
+    single = start("single", share)
     text, _ = single.communicate(timeout=240)
     assert single.returncode == 0, text
     together = {name: start(name, share) for name in ("one", "two", "three")}
@@ -189,6 +190,4 @@ def test_three_runs_at_once_with_8_gb_each_give_the_rows_of_a_single_run(tmp_pat
         expected, result = rows("single"), rows(name)
         assert expected.keys() == result.keys()
         gaps = [abs(result[key] - value) for key, value in expected.items() if value == value]
-        # A pass of another size rounds differently. RISE of an untrained network ranks pixels by differences
-        # of that order, and a flipped rank moves its curves: 18 of 6,781 rows on an H200, by 0.033 at most.
-        assert sum(gap > 1e-5 for gap in gaps) <= 0.005 * len(gaps) and max(gaps) < 0.05, name
+        assert max(gaps) < 1e-5, (name, sum(gap >= 1e-5 for gap in gaps), len(gaps), max(gaps))

@@ -6,6 +6,8 @@ import json
 import math
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -604,3 +606,11 @@ def test_images_that_python_holds(finished: Path, tmp_path: Path) -> None:
     result = run_study(open_study(content, images=opened.source), tmp_path / "out")
     assert result.done == result.units
     assert result.folder.scores().digest() == RunFolder.open(finished / "out").scores().digest()
+
+
+def test_the_last_line_of_a_run_is_the_next_command(tmp_path: Path) -> None:
+    """In a process of its own: DuckDB prints about connections that are open when the interpreter ends."""
+    study = make_study(tmp_path, images=4)
+    command = [sys.executable, "-m", "heatproof", "run", study, "--out", tmp_path / "out"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True)
+    assert done.stdout.splitlines()[-1].startswith("next: heatproof report"), done.stdout

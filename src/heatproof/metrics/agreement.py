@@ -420,7 +420,7 @@ def _compare(
     values: Sequence[Tensor], size: tuple[int, ...], pairs: list[tuple[int, int]], budget: float | None = None
 ) -> Tensor:
     """Tensor "kind b pair" float64, as KINDS, without overlap where budget is None; also of constant maps."""
-    few = list(chunks(values[0], (len(values), *size)))  # all methods for a few images at a time
+    few = list(chunks(values[0], (max(len(values), len(pairs)), *size)))  # all pairs for a few images
     if len(few) > 1:
         return torch.cat([_compare([maps[part] for maps in values], size, pairs, budget) for part in few], 1)
     pixels = torch.stack([upsample(maps, size).clamp(min=0) for maps in values], 1)  # "b m H W"

@@ -223,7 +223,7 @@ class Model:
             def work(start: int, stop: int) -> Tensor:
                 return self.forward(self.ready(images[start:stop]))
 
-            parts = [logits for logits, _ in in_parts(self, len(images), work)]
+            parts = [logits for logits, _ in in_parts(self.device, self.name, len(images), work)]
             return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def input_gradient(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -446,7 +446,10 @@ class Queue:
         def shrunk(size: int) -> None:
             self.fits[kind, self.image_size] = size
 
-        parts = in_parts(self.model, count, work, lambda left: self._next(left, kind), shrunk)
+        network = self.model
+        parts = in_parts(
+            network.device, network.name, count, work, lambda left: self._next(left, kind), shrunk
+        )
         for result, inputs in parts:
             done(result)
             if self.progress:

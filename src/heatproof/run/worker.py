@@ -68,6 +68,7 @@ ANSWER = "stopping after the current unit; Ctrl-C again stops at once and loses 
 REPEATED, SIMILAR = 3, 1.1  # timed calls for each number of threads, and the ratio of similar times
 WAITING_UNITS = 2  # that may be in memory until they are written
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 _workers: dict[str, Worker] = {}  # of a Ray process, by run: a model stays loaded from task to task
 
@@ -137,7 +138,10 @@ class Worker:
             part = Loaded(loaded.batch.take(slice(start, stop)), loaded.failures if start == 0 else [])
             return self.compute(unit, part)
 
-        return [part for part, _ in in_parts(self.opened.model(unit.checkpoint), count, compute)]
+        return [part for part, _ in self._in_parts(count, compute)]
+
+    def _in_parts(self, count: int, compute: Callable[[int, int], Result]) -> Iterator[tuple[Result, int]]:
+        return in_parts(torch.device(self.opened.device), self.opened.model_name, count, compute)
 
     def write(self, unit: PlannedUnit, batch: Batch, parts: Sequence[Computed]) -> None:
         """Write the rows, maps and images of a batch, which was computed in one or several parts."""
@@ -338,7 +342,11 @@ class Worker:
         opened, pool = self.opened, partial(self.image_pool, unit)
         ids = tuple(sample.id for sample in opened.source.samples)
         records: dict[Path, Mapping[str, Any]] = {}
-        rows = group_rows(self.folder, unit, ids, opened.model_name, opened.device, pool, records)
+
+        def compute(start: int, stop: int) -> list[Score]:
+            return group_rows(self.folder, unit, ids, opened.model_name, opened.device, pool, records)
+
+        ((rows, _),) = self._in_parts(1, compute)  # recordings are dropped first if memory runs out
         self.folder.write_unit(unit, rows, records=records)
 
 

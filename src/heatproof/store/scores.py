@@ -6,6 +6,7 @@ bit for bit, except that every NaN is stored as the same NaN. Parts are never ch
 
 from __future__ import annotations
 
+import atexit
 import errno
 import glob
 import hashlib
@@ -229,6 +230,7 @@ def _database() -> Any:
     process = os.getpid()
     if process not in _databases:
         _databases.setdefault(process, _duckdb().connect(config=CONFIG))
+        atexit.register(_databases.clear)  # DuckDB prints about connections that are open at the exit
     return _databases[process]
 
 

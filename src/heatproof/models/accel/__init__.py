@@ -319,7 +319,8 @@ def limited_memory(device: str | torch.device) -> Iterator[None]:
 
 
 def in_parts(
-    model: Model,
+    device: torch.device,
+    name: str,
     count: int,
     work: Callable[[int, int], Result],
     size: Callable[[int], int] | None = None,
@@ -328,9 +329,10 @@ def in_parts(
     """Yield work(start, stop) for all inputs, and the number of inputs; parts are halved if memory runs out.
 
     Without inputs, work(0, 0) is called once: a batch may consist of images that cannot be read.
-    size: largest part for the number of inputs left; default: all. shrunk: called with each smaller size.
+    name: of the network, for the log. size: largest part for the number of inputs left; default: all.
+    shrunk: called with each smaller size.
     """
-    start, most, waits = 0, count, list(WAITS if model.device.type == "cuda" else ())
+    start, most, waits = 0, count, list(WAITS if device.type == "cuda" else ())
     while start < count or count == 0:
         stop = start + min(most, size(count - start) if size else count - start)
         results: list[Result] = []
@@ -345,7 +347,8 @@ def in_parts(
                 return
             start = stop
             continue
-        release_memory(model, stop - start)  # outside the handler, since the traceback keeps tensors alive
+        # Outside the handler, since the traceback keeps tensors alive.
+        release_memory(device, name, stop - start)
         if stop - start == 1:
             time.sleep(waits.pop(0))
         else:
@@ -354,15 +357,15 @@ def in_parts(
                 shrunk(most)
 
 
-def release_memory(model: Model, inputs: int) -> None:
+def release_memory(device: torch.device, name: str, inputs: int) -> None:
     """Release what can be released after a pass that ran out of memory, and report that once."""
     drop_recordings()
-    if model.device.type == "cuda":
+    if device.type == "cuda":
         torch.cuda.empty_cache()
-    if model.name not in _reported:
-        _reported.add(model.name)
+    if name not in _reported:
+        _reported.add(name)
         text = "memory does not hold a pass of %d images; smaller passes are made, whose results agree"
-        log.warning(f"%s: {text} up to rounding", model.name, inputs)
+        log.warning(f"%s: {text} up to rounding", name, inputs)
 
 
 class Recording:
