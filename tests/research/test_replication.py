@@ -153,7 +153,7 @@ def test_metrics_are_ranked_beside_the_truth(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(rankings, "METHODS", ("gradcam", "gradient"))
     monkeypatch.setattr(rankings, "FLOORS", ("random", "centre"))
     monkeypatch.setattr(rankings, "IMAGES", 6)
-    monkeypatch.setattr(rankings, "VARIANTS", 1)
+    monkeypatch.setattr(rankings, "TRANSFORMED", 4)
     codes = next(member for member in rankings.plan(["mini"]) if member.data == "qr")
     pictures = open_pictures(codes, None)
     first, second = (small_net(2, 32, 8, seed) for seed in (0, 1))
@@ -173,6 +173,7 @@ def test_metrics_are_ranked_beside_the_truth(monkeypatch: pytest.MonkeyPatch) ->
     assert all({*own} == {"gradcam", "gradient", "random", "centre"} for own in scores.values())
     assert scores["contrast"]["random"] == scores["contrast"]["centre"] == 0  # do not use the network
     assert scores["contrast"]["gradient"] != 0
+    assert all(0 <= share <= 1 for share in scores["transplant"].values())
 
 
 def test_correlations_are_means_over_pairs() -> None:
