@@ -111,7 +111,7 @@ def scores_of(member: Member, pair: Pair, objects: Tensor | None, pictures: Pict
         "stability": stabilities(pair, images, maps),
     }
     if objects is not None:
-        scores = {m: localise(own, masks=objects[:IMAGES]) for m, own in maps.items()}
+        scores = {m: localise(own, masks=objects[:IMAGES].to(images.device)) for m, own in maps.items()}
         for kind in ("inside", "pointing"):
             result[f"object {kind}"] = {method: mean(own[kind]) for method, own in scores.items()}
     if member.data == "qr":
