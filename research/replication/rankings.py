@@ -6,8 +6,8 @@ Pairs of networks with planted evidence (research/calibration/population.py). Fo
 token, every metric scores every method on the same images with the token in them. Two rankings are the truth:
 
     contrast     share of a method's budget on the token for A, less the share for B, which does not use it
-    transplant   mean share of images of other classes that A calls positive after the window with the largest
-                 mean of the map is pasted into them; a random window is what the control `random` marks
+    transplant   mean share of images of other classes that A calls positive after a window is pasted into
+                 them: as large as the token, where the mean of the map is largest
 
 A constant map marks nothing: both are 0. A metric is as good as its rank correlation with these.
 """
@@ -31,7 +31,6 @@ from heatproof.images.transforms import draw
 from heatproof.metrics.agreement import map_similarity
 from heatproof.metrics.cscores import cscore
 from heatproof.metrics.faithfulness import insertion_deletion
-from heatproof.metrics.interventions import SIDES as WINDOWS
 from heatproof.metrics.interventions import Interventions
 from heatproof.metrics.kit import pixel_maps
 from heatproof.metrics.localisation import localise
@@ -44,7 +43,7 @@ from heatproof.show import eight_bit
 from heatproof.studies.cose.protocol import input_pairs
 from heatproof.train.loop import stratified_split
 from heatproof.types import Maps
-from research.calibration.collect import FLOORS, METHODS, NOISE, prepare, random_signs
+from research.calibration.collect import FLOORS, NOISE, prepare, random_signs
 from research.calibration.population import SIDES, Member, Pictures, members, open_pictures
 from research.jobs import Place
 
@@ -52,8 +51,14 @@ from research.jobs import Place
 NETWORKS = ("lite0", "squeezenet", "vit-tiny", "resnet18", "resnet56", "resnet20", "small")
 ROUNDS = {"lite0": 2, "squeezenet": 2}  # of 224-pixel networks; the others have all four tokens
 MOST_ROUNDS = 4
-IMAGES, TRANSFORMED = 60, 24  # images of each pair; of these, images that COSE transforms
-STEPS = 10  # of insertion and deletion
+# HiResCAM, XGrad-CAM and LayerCAM equal one of these in networks with global average pooling.
+METHODS = (
+    "gradcam", "gradcam++", "ms-gradcam++", "eigencam", "eigengradcam", "scorecam(channels=16)", "gradient",
+    "gradient-x-input", "smoothgrad(samples=8)", "integrated-gradients(steps=8)", "rise(masks=100)",
+)  # fmt: skip
+IMAGES = 60  # of each pair
+CURVES, TRANSFORMED = 30, 16  # of these, the first ones: for insertion, deletion and specificity; for COSE
+STEPS = 40  # of insertion and deletion: the smallest token covers 4 % of the image
 TRUTHS = ("contrast", "transplant")
 METRICS = {  # name -> where it is from
     "specificity": "this project",
@@ -96,9 +101,10 @@ def scores_of(member: Member, pair: Pair, objects: Tensor | None, pictures: Pict
     bytes_ = eight_bit(network.preprocess.restore(pair.images[:IMAGES].to(network.device)))
     images, masks = network.preprocess.from_bytes(bytes_), pair.masks[:IMAGES]
     maps, others = (explain(n, images, [*METHODS, *FLOORS], positive, seed=seed) for n in (network, pair.b))
-    inputs: dict[str, Any] = {"model": network, "images": images}
-    every = specificity(maps, seed=seed, **inputs)
-    areas = insertion_deletion(maps, positive, steps=STEPS, **inputs)
+    inputs: dict[str, Any] = {"model": network, "images": images[:CURVES]}
+    first = {method: own.take(slice(CURVES)) for method, own in maps.items()}
+    every = specificity(first, seed=seed, **inputs)
+    areas = insertion_deletion(first, positive, steps=STEPS, **inputs)
     probabilities = network.probabilities(all_logits(network, images)).cpu()
     result: Scores = {
         "contrast": by(maps, lambda m: inside_token(maps[m], masks) - inside_token(others[m], masks)),
@@ -164,10 +170,10 @@ def transplants(pair: Pair, images: Tensor, pictures: Pictures, maps: Mapping[st
     tests = Interventions(pair.a, torch.cat([images, plain]), labels, methods=["random"], seed=pair.seed)
     own = tests.label == pair.positive
     tests.image, tests.label, tests.recipients = tests.image[own], tests.label[own], tests.recipients[own]
-    result = {}
+    side, result = max(pair.token.pixels(tests.size)) / min(tests.size), {}
     for method, of_method in maps.items():  # donors, recipients and their answers are the same for all
         tests.heat = pixel_maps(of_method.take(torch.from_numpy(tests.image)), tests.size).to(images.device)
-        turned = np.array(tests.transplant(WINDOWS[0], off_object=True).turned, float)
+        turned = np.array(tests.transplant(side, off_object=True).turned, float)
         result[method] = float(np.nan_to_num(turned).mean())
     return result
 

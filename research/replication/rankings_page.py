@@ -18,10 +18,12 @@ from typing import Any
 import numpy as np
 
 from heatproof.disk import write_whole
-from research.calibration.collect import FLOORS, METHODS
+from research.calibration.collect import FLOORS
 from research.replication.pages import FOLDER, RESULTS, as_csv, as_table, read_table
 from research.replication.rankings import (
+    CURVES,
     IMAGES,
+    METHODS,
     METRICS,
     STEPS,
     TRANSFORMED,
@@ -105,8 +107,8 @@ def page(folder: Path = RESULTS / OWN) -> str:
     return TEMPLATE.read_text("utf-8").format(
         answer=_answer(rows), pairs=len(pairs), planted=len(planted), population=population,
         methods=len(METHODS), names=", ".join(f"`{m}`" for m in METHODS), controls=", ".join(FLOORS),
-        truths=_truth_table(rows), among=_among(rows), matrix=_matrix(rows), images=IMAGES, steps=STEPS,
-        transformed=TRANSFORMED, folder=OWN, command=COMMAND,
+        truths=_truth_table(rows), among=_among(rows), matrix=_matrix(rows), images=IMAGES,
+        steps=STEPS, curves=CURVES, transformed=TRANSFORMED, folder=OWN, command=COMMAND,
     )  # fmt: skip
 
 

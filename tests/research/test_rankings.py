@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from research.calibration.collect import FLOORS, METHODS
+from research.calibration.collect import FLOORS
 from research.replication import pages, rankings, rankings_page
-from research.replication.rankings import MOST_ROUNDS, NETWORKS, TRUTHS, plan
+from research.replication.rankings import METHODS, MOST_ROUNDS, NETWORKS, TRUTHS, plan
 
 BOTH = ("specificity", "insertion")
 
