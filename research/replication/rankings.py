@@ -14,6 +14,7 @@ A constant map marks nothing: both are 0. A metric is as good as its rank correl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import combinations
@@ -35,7 +36,6 @@ from heatproof.metrics.interventions import Interventions
 from heatproof.metrics.kit import pixel_maps
 from heatproof.metrics.localisation import localise
 from heatproof.metrics.on_parts import structure
-from heatproof.metrics.results import percentile_interval
 from heatproof.metrics.specific import specificity
 from heatproof.metrics.stability import cose
 from heatproof.models.model import all_logits
@@ -46,6 +46,7 @@ from heatproof.types import Maps
 from research.calibration.collect import FLOORS, NOISE, prepare, random_signs
 from research.calibration.population import SIDES, Member, Pictures, members, open_pictures
 from research.jobs import Place
+from research.replication.claims import t_interval
 
 # The most expensive networks first in each round. ResNet-50, DenseNet-121 and the two smallest are left out.
 NETWORKS = ("lite0", "squeezenet", "vit-tiny", "resnet18", "resnet56", "resnet20", "small")
@@ -71,7 +72,6 @@ METRICS = {  # name -> where it is from
     "cose": "COSE",
     "stability": "noise that keeps the prediction",
 }
-RESAMPLES = 2000
 Scores = dict[str, dict[str, float]]  # by metric or truth, by method
 
 
@@ -197,7 +197,7 @@ def score_rows(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def correlation_rows(rows: Sequence[Mapping[str, Any]], controls: bool) -> list[dict[str, Any]]:
-    """One row per two scores: mean Spearman correlation over pairs, with a bootstrap interval over pairs.
+    """One row per two scores: mean Spearman correlation over pairs, with a 95 % t interval over pairs.
 
     rows: as of score_rows. controls: whether random, edges and centre are ranked among the methods.
     """
@@ -207,16 +207,14 @@ def correlation_rows(rows: Sequence[Mapping[str, Any]], controls: bool) -> list[
             own = tables.setdefault(row["pair"], {}).setdefault(row["score"], {})
             own[row["method"]] = float(row["value"])
     names = [name for name in (*TRUTHS, *METRICS) if any(name in table for table in tables.values())]
-    rng, result = np.random.default_rng(0), []
+    result = []
     for first, second in combinations(names, 2):
-        rhos = np.array([_rho(table, first, second) for table in tables.values()])
-        rhos = rhos[np.isfinite(rhos)]
-        drawn = rhos[rng.integers(0, len(rhos), (RESAMPLES, len(rhos)))].mean(1) if len(rhos) else rhos
-        low, high = percentile_interval(drawn)
+        rhos = [rho for table in tables.values() if math.isfinite(rho := _rho(table, first, second))]
+        rho, low, high = t_interval(rhos)
         result.append({
             "first": first, "second": second, "ranked": "methods and controls" if controls else "methods",
-            "rho": round(float(rhos.mean()), 3) if len(rhos) else "", "low": round(low, 3),
-            "high": round(high, 3), "pairs": len(rhos),
+            "rho": round(rho, 3) if rhos else "", "low": round(max(low, -1), 3),
+            "high": round(min(high, 1), 3), "pairs": len(rhos),
         })  # fmt: skip
     return result
 

@@ -92,8 +92,8 @@ def draw_figure(rows: Sequence[Row], path: Path) -> None:
     right.invert_yaxis()
     right.set_xlim(-1, 1)
     right.set_xlabel("rank correlation with the truth (95 % over pairs of networks)", fontsize=9)
-    right.legend(fontsize=8, loc="lower right")
-    figure.savefig(path, dpi=100)
+    right.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, frameon=False)
+    figure.savefig(path, dpi=95)
 
 
 def page(folder: Path = RESULTS / OWN) -> str:
@@ -137,22 +137,22 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _answer(rows: Sequence[Row]) -> str:
-    """Which metrics rank as both truths do, without controls."""
+    """Which metrics rank as the truths do, without controls."""
 
-    def metrics(test: Callable[[Row | None], bool], combine: Callable[[list[bool]], bool]) -> list[str]:
-        return [m for m in METRICS if combine([test(_of(rows, truth, m)) for truth in TRUTHS])]
+    def metrics(test: Callable[[Row | None], bool], *truths: str) -> list[str]:
+        return [m for m in METRICS if all(test(_of(rows, truth, m)) for truth in truths)]
 
-    both, opposite = metrics(above, all), metrics(below, all)
-    one = [m for m in metrics(above, any) if m not in both]
-    rest = [m for m in METRICS if m not in (*both, *one, *opposite)
-            and any(_of(rows, truth, m) for truth in TRUTHS)]  # fmt: skip
-    truths = _of(rows, *TRUTHS)
-    together = "" if truths is None else f" The two truths agree with each other by {_interval(truths)}."
-    return (
-        f"Metrics whose ranking of methods agrees with both truths (interval above 0): {_listed(both)}. "
-        f"With one of the two: {_listed(one)}. Opposite to both: {_listed(opposite)}. "
-        f"With neither: {_listed(rest)}.{together}"
-    )
+    sentences = [
+        "Metrics whose ranking of methods agrees with both truths (interval above 0): "
+        f"{_listed(metrics(above, *TRUTHS))}."
+    ]
+    for truth in TRUTHS:
+        kinds = {"agree": above, "opposite": below, "undecided": undecided}
+        own = (f"{name}: {_listed(metrics(test, truth))}" for name, test in kinds.items())
+        sentences.append(f"With *{truth}*, {'; '.join(own)}.")
+    if both := _of(rows, *TRUTHS):
+        sentences.append(f"Rank correlation of the two truths: {_interval(both)}.")
+    return " ".join(sentences)
 
 
 def _among(rows: Sequence[Row]) -> str:
@@ -172,8 +172,12 @@ def _among(rows: Sequence[Row]) -> str:
 def _interval(row: Row | None) -> str:
     if row is None:
         return ""
-    rho, low, high = (float(row[key]) for key in ("rho", "low", "high"))
-    return f"{rho:+.2f} ({low:+.2f} to {high:+.2f})"
+    rho, low, high = (_signed(row[key]) for key in ("rho", "low", "high"))
+    return f"{rho} ({low} to {high})"
+
+
+def _signed(text: str) -> str:
+    return f"{round(float(text), 2) + 0.0:+.2f}"  # without -0.00
 
 
 def _truth_table(rows: Sequence[Row]) -> str:
@@ -194,5 +198,5 @@ def _matrix(rows: Sequence[Row]) -> str:
     table = []
     for name in names:
         cells = [_of(rows, name, other) for other in names]
-        table.append([name, *("" if row is None else f"{float(row['rho']):+.2f}" for row in cells)])
+        table.append([name, *("" if row is None else _signed(row["rho"]) for row in cells)])
     return as_table(("", *names), table)

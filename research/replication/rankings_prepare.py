@@ -23,12 +23,13 @@ def prepare(data: Path, out: Path, wheels: Sequence[Path] = ()) -> int:
     (out / "cifar10").mkdir()
     for name in ("resnet20", "resnet56"):
         shutil.copyfile(*(folder / "cifar10" / f"{name}.safetensors" for folder in (data, out)))
-    stored, arrays = np.load(data / "cifar10" / "cifar10.npz"), {}
+    stored = np.load(data / "cifar10" / "cifar10.npz")
+    arrays: dict[str, np.ndarray] = {}
     for split, count in CIFAR.items():
         labels = stored[f"{split}_labels"]
         chosen = np.concatenate([np.flatnonzero(labels == number)[:count] for number in range(10)])
         arrays |= {f"{split}_{part}": stored[f"{split}_{part}"][chosen] for part in ("images", "labels")}
-    np.savez_compressed(out / "cifar10" / "cifar10.npz", **arrays)  # type: ignore[arg-type, unused-ignore]
+    np.savez_compressed(out / "cifar10" / "cifar10.npz", **arrays)  # type: ignore[arg-type]
     for name in ("NORMAL", "PNEUMONIA"):
         files = sorted((data / "chestxray" / "train" / name).glob("*.jp*g"))
         target = out / "chestxray" / "train" / name

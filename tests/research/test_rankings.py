@@ -62,8 +62,11 @@ def test_the_page_states_what_the_tables_hold(tmp_path: Path) -> None:
     rankings_page.write_tables(results(12), tmp_path)
     text = rankings_page.page(tmp_path)
     assert "agrees with both truths (interval above 0): specificity, insertion." in text
-    assert "Opposite to both: deletion." in text
-    assert "The two truths agree with each other by +1.00 (+1.00 to +1.00)." in text
+    assert (
+        "With *transplant*, agree: specificity, insertion; opposite: deletion; undecided: cscore, cose."
+        in text
+    )
+    assert "Rank correlation of the two truths: +1.00 (+1.00 to +1.00)." in text
     assert "13 pairs of networks, of which 12 use the token" in text
     assert (tmp_path / "rankings.png").stat().st_size < 120 * 1024
     assert "nan" not in text and "structure |" not in text.split("## Agreement of all scores")[0]
