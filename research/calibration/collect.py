@@ -88,14 +88,14 @@ def prepare(
     model.module.to(device)
     if member.network not in TRAINED:
         train, held_out = stratified_split(pictures.labels, 0.4, member.seed)
-        whole = Data(pictures.images, pictures.labels)
+        whole = Data(pictures.images, pictures.labels).near(torch.device(device))
         lr = 3e-4 if member.network in ("lite0", "squeezenet", "vit-tiny") else 1e-3
         recipe = Recipe((Phase(8, lr, clip=1.0),), 32, flip=True)
         fit(
             model, whole.take(train), whole.take(held_out), recipe, out and out / "base", member.seed,
             progress=lambda state: progress(f"learning its classes, epoch {state.epoch} of {state.epochs}"),
         )  # fmt: skip
-    ready = model.preprocess.from_bytes(pictures.images)
+    ready = model.preprocess.from_bytes(pictures.images.to(device))
     pair = make_pair(
         model, ready, pictures.labels, member.token, positive_class(member), member.strength, member.seed,
         out and out / "pair",
@@ -207,7 +207,8 @@ def cheap_tests(
     areas = insertion_deletion(maps, positive, steps=STEPS, **inputs)
     floor = areas["random"]
     noisy = (
-        images + _signs(images, seed) * NOISE / torch.tensor(model.preprocess.std).to(images)[:, None, None]
+        images
+        + random_signs(images, seed) * NOISE / torch.tensor(model.preprocess.std).to(images)[:, None, None]
     )
     moved = all_maps(model, twin, noisy, positive, methods, seed, seed + STRANGER)
     for name, method_maps in maps.items():
@@ -235,7 +236,8 @@ def on_object(maps: Maps, objects: Tensor, token: Tensor) -> dict[str, np.ndarra
     return {"on_object": _array((hit - chance).masked_fill(covered, torch.nan))}
 
 
-def _signs(images: Tensor, seed: int) -> Tensor:
+def random_signs(images: Tensor, seed: int) -> Tensor:
+    """-1 or 1 for every pixel and channel, the same for all images."""
     drawn = np.random.default_rng(seed).integers(0, 2, tuple(images.shape[1:])) * 2 - 1
     return torch.from_numpy(drawn).to(images)
 

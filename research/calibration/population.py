@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +84,7 @@ def by_cost(member: Member) -> tuple[int, int, str]:
     return list(_NETWORKS).index(member.network), member.seed, member.data
 
 
+@lru_cache(maxsize=1)
 def open_pictures(member: Member, folder: Path | None) -> Pictures:
     """The pictures of a member; seeds take other ones."""
     size = SIDES.get(member.network, LARGE)
@@ -147,8 +148,9 @@ def _photographs(folder: Path, size: int, seed: int) -> Pictures:
     for name, boxes in sorted(rows.items()):
         opened = Image.open(folder / "imagenet" / "images" / name).convert("RGB")
         inside = Image.new("L", opened.size)
+        scale = opened.width / float(boxes[0]["width"])  # packed files are smaller
         for box in boxes:
-            corners = [round(float(box[key])) for key in ("x0", "y0", "x1", "y1")]
+            corners = [round(scale * float(box[key])) for key in ("x0", "y0", "x1", "y1")]
             inside.paste(255, (corners[0], corners[1], corners[2] + 1, corners[3] + 1))
         for _ in range(4):
             side = int(min(opened.size) * rng.uniform(0.8, 1))
@@ -193,8 +195,10 @@ def _vit(classes: int, _: Path | None, seed: int) -> Model:
     return Model(made.eval(), "vit-tiny", IMAGENET)
 
 
-def _lite(classes: int, _: Path | None, seed: int) -> Model:
-    return new_head(load_model("lite0"), classes, seed=seed)
+def _lite(classes: int, folder: Path | None, seed: int) -> Model:
+    from research.evidence.networks import lite0  # which imports this module
+
+    return new_head(lite0(folder), classes, seed=seed)
 
 
 def _squeeze(classes: int, folder: Path | None, seed: int) -> Model:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import shutil
-import time
 from pathlib import Path
 
 import click
 
 from heatproof.cli import HandledErrors
 from heatproof.cli._console import PATH, say
-from heatproof.models.load import best_device
+from research.jobs import Place, job_options, read_results, run_all
 from research.replication.population import CIFAR_NETWORKS, PROTOCOL_NETWORKS, RATES, STUDIES, select
-from research.replication.train import Place, read_results, run_all, unpack, xray_files
+from research.replication.train import describe, run, xray_files
 
 
 class ReplicationCommand(HandledErrors):
@@ -49,23 +48,12 @@ def prepare_command(data: Path, out: Path, studies: tuple[str, ...]) -> None:
 
 
 @main.command("train", cls=ReplicationCommand)
-@click.option("--data", type=PATH, required=True, help="Folder of real images and weights.")
-@click.option("--out", type=PATH, required=True, help="Folder for the results, one file per training.")
-@click.option("--device", help="cuda, cpu, ...; the fastest available by default.")
-@click.option("--processes", type=click.IntRange(1), default=1, show_default=True)
-@click.option("--minutes", type=float, help="No training is started later.")
-@click.option("--earlier", type=PATH, multiple=True, help="Joined results of earlier calls; repeatable.")
+@job_options
 @study_option
 @network_option
-def train_command(
-    data: Path, out: Path, device: str | None, processes: int, minutes: float | None,
-    earlier: tuple[Path, ...], studies: tuple[str, ...], networks: tuple[str, ...],
-) -> None:  # fmt: skip
+def train_command(place: Place, processes: int, studies: tuple[str, ...], networks: tuple[str, ...]) -> None:
     """Run the trainings that are missing; a command that was stopped continues where it was."""
-    until = float("inf") if minutes is None else time.time() + 60 * minutes
-    for path in earlier:
-        unpack(path, out)
-    run_all(select(studies, networks), Place(data, out, best_device(device), until), processes, say)
+    run_all(select(studies, networks), run, place, processes, say, describe)
 
 
 @main.command("tables", cls=ReplicationCommand)
@@ -85,20 +73,39 @@ def pages_command() -> None:
     write_pages()
 
 
-@main.command("rank", cls=ReplicationCommand)
+@main.command("rank-prepare", cls=ReplicationCommand)
 @click.option("--data", type=PATH, required=True, help="Folder of real images and weights.")
+@click.option("--out", type=PATH, required=True, help="A new folder.")
 @click.option(
-    "--out", type=PATH, required=True, help="Folder for the results, one file per pair of networks."
+    "--wheel", "wheels", type=PATH, multiple=True, help="A package for the other machine; repeatable."
 )
-@click.option("--device", help="cuda, cpu, ...; the fastest available by default.")
-@click.option("--network", "networks", multiple=True, default=("mini",), show_default=True,
-              help="Of the calibration's population; repeatable.")  # fmt: skip
-def rank_command(data: Path, out: Path, device: str | None, networks: tuple[str, ...]) -> None:
-    """Compare how metrics rank methods, with the truth of planted evidence beside them."""
-    from research.replication.rankings import measure_all, write_rankings
+def rank_prepare_command(data: Path, out: Path, wheels: tuple[Path, ...]) -> None:
+    """Pack the images and weights of the pairs of networks of `rank`, for another machine."""
+    from research.replication.rankings_prepare import prepare
 
-    measure_all(networks, data, out, best_device(device), say)
-    write_rankings(out)
+    say(f"{prepare(data, out, wheels) / 2**20:.1f} MiB in {out}")
+
+
+@main.command("rank", cls=ReplicationCommand)
+@job_options
+@click.option("--network", "networks", multiple=True, help="Of the calibration's population; repeatable.")
+@click.option("--at-most", type=click.IntRange(1), help="So many pairs, from the start of the plan.")
+def rank_command(place: Place, processes: int, networks: tuple[str, ...], at_most: int | None) -> None:
+    """Compare how metrics rank methods, with the truth of planted evidence beside them."""
+    from research.replication import rankings
+
+    units = rankings.plan(networks or rankings.NETWORKS)[:at_most]
+    run_all(units, rankings.measure, place, processes, say, rankings.describe)
+
+
+@main.command("rank-tables", cls=ReplicationCommand)
+@click.argument("results", type=PATH, nargs=-1, required=True)
+def rank_tables_command(results: tuple[Path, ...]) -> None:
+    """Compute the CSV files and the figure of docs/results/replication/rankings from joined RESULTS."""
+    from research.replication.rankings_page import write_tables
+
+    by_name = {result["name"]: result for path in results for result in read_results(path)}
+    write_tables(list(by_name.values()))
 
 
 if __name__ == "__main__":

@@ -53,11 +53,14 @@ COMMAND = (
     "    python -m research.replication prepare --data DATA --out PACKED\n"
     "    python -m research.replication train --data PACKED --out TRAININGS --device cuda --processes 14 \\\n"
     "        --study warning --study protocol\n"
-    "    python -m research.replication tables TRAININGS/trainings.json.gz\n"
+    "    python -m research.replication tables TRAININGS/results.json.gz\n"
     "    python -m research.replication pages"
 )
 CLAIM_COLUMNS = ("where", "claim", "published", "here: mean over trainings (95 %)", "answer")
 OTHER_COLUMNS = ("paper", "where", "claim", "published", "here", "answer")
+RANKINGS = (
+    "\nWhether the papers' metrics rank methods alike, and as the truth does: [rankings](rankings.md).\n"
+)
 ALARMS = (*NAMES.values(), "any alarm")
 Row = Mapping[str, Any]
 
@@ -74,7 +77,7 @@ def write_tables(results: Sequence[Row], out: Path = RESULTS / FOLDER) -> None:
     roc = [{"group": group, **row} for group, own in groups.items() for row in roc_rows(own)]
     tables = {"trainings": training_rows(courses), "warnings": warnings, "roc": roc,
               "cscores": list(_score_rows(protocol)), "claims": claim_rows(protocol)}  # fmt: skip
-    write_whole({out / f"{name}.csv": _as_csv(rows) for name, rows in tables.items()})
+    write_whole({out / f"{name}.csv": as_csv(rows) for name, rows in tables.items()})
     draw_roc(courses, roc, out / "roc.png")
 
 
@@ -92,7 +95,8 @@ def _score_rows(results: Sequence[Row]) -> Iterable[dict[str, Any]]:
                 }  # fmt: skip
 
 
-def _as_csv(rows: Sequence[Row]) -> str:
+def as_csv(rows: Sequence[Row]) -> str:
+    """CSV text; floats are rounded to five decimals."""
     file = io.StringIO()
     writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
     writer.writeheader()
@@ -125,7 +129,17 @@ def read_table(name: str, folder: Path = RESULTS / FOLDER) -> list[dict[str, str
 
 
 def write_pages(out: Path = RESULTS) -> None:
-    write_whole({out / "early-warning.md": warning_page(), out / "index.md": index_page()})
+    pages = {"early-warning.md": warning_page(), "index.md": index_page()}
+    if has_rankings():
+        from research.replication import rankings_page  # which imports this module
+
+        pages["rankings.md"] = rankings_page.page()
+    write_whole({out / name: text for name, text in pages.items()})
+
+
+def has_rankings() -> bool:
+    """Whether the rankings of methods were measured."""
+    return (RESULTS / FOLDER / "rankings" / "correlations.csv").is_file()
 
 
 def _filled(template: str, **fields: object) -> str:
@@ -138,7 +152,8 @@ def _number(text: str, signed: bool = False) -> str:
     return "" if value != value else f"{value:+.2f}" if signed else f"{value:.2f}"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def as_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -147,7 +162,7 @@ def _warning_table(group: str) -> str:
     rows = [r for r in read_table("warnings") if r["group"] == group and float(r["drop"]) == DROP]
     head = ("warning", "falls preceded", "epochs earlier (median)", "trainings without a fall that had it",
             "share of epochs before a fall", "share of other epochs", "difference (95 %)")  # fmt: skip
-    return _table(head, ([
+    return as_table(head, ([
         r["warning"], f"{r['preceded']} of {r['falls']}", r["median_lead"].replace("nan", ""),
         f"{r['calm_with_warning']} of {r['calm_trainings']}", _number(r["share_before"]),
         _number(r["share_other"]),
@@ -158,7 +173,7 @@ def _warning_table(group: str) -> str:
 def _roc_table(group: str) -> str:
     rows = [r for r in read_table("roc") if r["group"] == group]
     rows.sort(key=lambda r: -float(r["auc"]))
-    return _table(("signal", "area under the ROC", "95 %"), (
+    return as_table(("signal", "area under the ROC", "95 %"), (
         [r["signal"], _number(r["auc"]), f"{_number(r['low'])} to {_number(r['high'])}"] for r in rows
     ))  # fmt: skip
 
@@ -179,7 +194,7 @@ def warning_page() -> str:
     falls = [t for t in trainings if t["fall"]]
     counts = Counter((t["network"], t["schedule"]) for t in trainings)
     fallen = Counter((t["network"], t["schedule"]) for t in falls)
-    population = _table(("network", "schedule", "trainings", "with a fall"), (
+    population = as_table(("network", "schedule", "trainings", "with a fall"), (
         [network, schedule, str(n), str(fallen[network, schedule])]
         for (network, schedule), n in sorted(counts.items())
     ))  # fmt: skip
@@ -232,7 +247,7 @@ def index_page() -> str:
     counted = {paper: Counter(c["answer"] for c in others if c["paper"] == paper) for paper in PAPERS}
     counted["cscore"].update(answers.values())
     head = ("paper", HOLDS, NOT, MIXED, UNTESTED)
-    summary = _table(
+    summary = as_table(
         head, ([name, *(str(counted[paper][a]) for a in head[1:])] for paper, name in PAPERS.items())
     )
     networks = sorted({r["network"] for r in rows})
@@ -253,6 +268,6 @@ def index_page() -> str:
     ]
     n = ", ".join(f"{network} {trainings[network]}" for network in networks)
     return _filled(
-        "index.md", summary=summary, trainings=n, claims=_table(CLAIM_COLUMNS, claims),
-        others=_table(OTHER_COLUMNS, rest),
+        "index.md", summary=summary, trainings=n, claims=as_table(CLAIM_COLUMNS, claims),
+        others=as_table(OTHER_COLUMNS, rest), rankings=RANKINGS if has_rankings() else "",
     )  # fmt: skip

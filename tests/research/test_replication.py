@@ -18,6 +18,7 @@ from heatproof.models.model import all_logits
 from heatproof.train import small_net
 from heatproof.train.recipe import Phase, Recipe
 from research.calibration.population import open_pictures
+from research.jobs import Place
 from research.replication import pages, rankings, train, warning
 from research.replication.claims import CLAIMS, HOLDS, MIXED, NOT, answer, claim_rows, overall, t_interval
 from research.replication.population import PLAN, Training
@@ -116,7 +117,7 @@ def test_a_training_is_measured_at_every_epoch(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(train, "xrays", lambda data, side: train.Data(images, labels))
     monkeypatch.setitem(train.SIDES, "small", 32)
     monkeypatch.setattr(Training, "recipe", Recipe((Phase(2, 1e-3),), 20))
-    result = train.run(replace(PLAN[0], network="small"), train.Place(tmp_path, tmp_path, "cpu"))
+    result = train.run(replace(PLAN[0], network="small"), Place(tmp_path, tmp_path))
     assert [row["epoch"] for row in result["epochs"]] == [1, 2]
     row = result["epochs"][-1]
     assert set(row["cscores"]) == set(train.METHODS) and row["gradient"] > 0
@@ -152,7 +153,7 @@ def test_metrics_are_ranked_beside_the_truth(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(rankings, "METHODS", ("gradcam", "gradient"))
     monkeypatch.setattr(rankings, "FLOORS", ("random", "centre"))
     monkeypatch.setattr(rankings, "IMAGES", 6)
-    monkeypatch.setattr(rankings, "VARIANTS", 1)
+    monkeypatch.setattr(rankings, "TRANSFORMED", 4)
     codes = next(member for member in rankings.plan(["mini"]) if member.data == "qr")
     pictures = open_pictures(codes, None)
     first, second = (small_net(2, 32, 8, seed) for seed in (0, 1))
@@ -172,6 +173,7 @@ def test_metrics_are_ranked_beside_the_truth(monkeypatch: pytest.MonkeyPatch) ->
     assert all({*own} == {"gradcam", "gradient", "random", "centre"} for own in scores.values())
     assert scores["contrast"]["random"] == scores["contrast"]["centre"] == 0  # do not use the network
     assert scores["contrast"]["gradient"] != 0
+    assert all(0 <= share <= 1 for share in scores["transplant"].values())
 
 
 def test_correlations_are_means_over_pairs() -> None:
