@@ -74,7 +74,7 @@ def tables_command(results: Path) -> None:
 
 @main.command("pages", cls=ReplicationCommand)
 def pages_command() -> None:
-    """Write docs/results/index.md and early-warning.md from the CSV files."""
+    """Write the pages of docs/results that have CSV files in docs/results/replication."""
     from research.replication.pages import write_pages
 
     write_pages()

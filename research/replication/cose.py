@@ -28,8 +28,8 @@ from heatproof.models.model import Model, all_logits
 from heatproof.studies.cose.protocol import input_pairs
 from heatproof.train.loop import Data, TrainProgress, fit
 from research.jobs import Place
-from research.replication.population import Training
 from research.replication import train as population
+from research.replication.population import Training
 from research.replication.train import METHODS as CAMS
 from research.replication.train import as_json, make_network, read_split
 
