@@ -11,7 +11,7 @@ from heatproof.cli import HandledErrors
 from heatproof.cli._console import PATH, say
 from heatproof.models.load import best_device
 from research.jobs import Place, job_options, read_results, run_all
-from research.replication.cose import measure
+from research.replication.cose import inputs, measure
 from research.replication.population import CIFAR_RATES, PROTOCOL_NETWORKS, RATES, STUDIES, select
 from research.replication.train import describe, xray_files
 
@@ -60,6 +60,7 @@ def prepare_command(data: Path, out: Path, studies: tuple[str, ...]) -> None:
 @network_option
 def train_command(place: Place, processes: int, studies: tuple[str, ...], networks: tuple[str, ...]) -> None:
     """Run the trainings that are missing; a command that was stopped continues where it was."""
+    say(f"{inputs():,} forward and backward passes for the COSE of one training (cifar, cose)")
     run_all(select(studies, networks), measure, place, processes, say, describe)
 
 

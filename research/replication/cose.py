@@ -34,7 +34,7 @@ from research.replication.train import METHODS as CAMS
 from research.replication.train import as_json, make_network, read_split
 
 STUDIES = ("cifar", "cose")
-# The order of the paper's Table 1; fewer samples and steps than usual (README of each method: 100 to 1,000).
+# The order of the paper's Table 1; fewer samples and steps than usual (50 to 1,000).
 PAPER = {
     "BlurIG": "blur-ig(steps=10)",
     "GradCAM": "gradcam",
@@ -54,7 +54,7 @@ PASSES = {"ig": 20, "blur": 20, "guided": 20, "smoothgrad": 20, "lime": 100, "ot
 
 
 def inputs() -> int:
-    """Forward passes of one training's COSE, a backward pass counted as one."""
+    """Forward and backward passes for the COSE of one training."""
     variants = 7 * DRAWS + 6
     return IMAGES * (1 + variants + len(CHECKPOINTS["cifar"])) * sum(PASSES.values())
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.stats import pearsonr
 
 from heatproof.disk import write_whole
 from research.replication.claims import (
@@ -95,12 +96,13 @@ def _spread(rows: Rows) -> float:
 
 
 def _gap(rows: Rows) -> float:
-    values = _classes(rows, _last(rows), "gradcam")
-    return float(np.nanmax(values) - np.nanmin(values))
+    known = [v for v in _classes(rows, _last(rows), "gradcam") if math.isfinite(v)]
+    return max(known) - min(known) if known else math.nan
 
 
 def _hidden(rows: Rows) -> float:
-    return _value(rows, _last(rows), "gradcam") - float(np.nanmin(_classes(rows, _last(rows), "gradcam")))
+    known = [v for v in _classes(rows, _last(rows), "gradcam") if math.isfinite(v)]
+    return _value(rows, _last(rows), "gradcam") - min(known) if known else math.nan
 
 
 def _class_correlation(rows: Rows, method: str, epoch: int) -> float:
@@ -112,7 +114,7 @@ def _r(first: Sequence[float], second: Sequence[float]) -> float:
     pairs = pairs[:, np.isfinite(pairs).all(0)]
     if pairs.shape[1] < 3 or (np.ptp(pairs, axis=1) < 1e-9).any():
         return math.nan
-    return float(np.corrcoef(pairs)[0, 1])
+    return float(pearsonr(*pairs).statistic)
 
 
 CLAIMS = (

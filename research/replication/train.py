@@ -107,7 +107,8 @@ def _vit() -> nn.Module:
     """A ViT for 32 pixels: patches of 4, 6 blocks, 3 heads, 192 channels."""
     from timm.models.vision_transformer import VisionTransformer
 
-    return VisionTransformer(32, 4, num_classes=10, embed_dim=192, depth=6, num_heads=3)
+    module: nn.Module = VisionTransformer(32, 4, num_classes=10, embed_dim=192, depth=6, num_heads=3)
+    return module
 
 
 def _sized(preprocess: Preprocess, side: int) -> Preprocess:

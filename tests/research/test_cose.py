@@ -40,7 +40,7 @@ def result() -> dict[str, Any]:
     training = next(t for t in PLAN if t.study == "cifar" and t.network == "resnet20")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cose, "read_split", lambda training, data: (images(100, 0), images(40, 1)))
-        patch.setattr(cose, "make_network", lambda training, data: small_net(CLASSES, 32, 8, training.seed))
+        patch.setattr(cose, "make_network", lambda training, data: small_net(CLASSES, 32, 4, training.seed))
         patch.setattr(Training, "recipe", Recipe((Phase(4, 1e-2),), 25))
         patch.setattr(cose, "CHECKPOINTS", {"cifar": (1, 2, 4)})
         patch.setattr(cose, "IMAGES", 4)
