@@ -10,8 +10,9 @@ import click
 from heatproof.cli import HandledErrors
 from heatproof.cli._console import PATH, say
 from research.jobs import Place, job_options, read_results, run_all
-from research.replication.population import CIFAR_NETWORKS, PROTOCOL_NETWORKS, RATES, STUDIES, select
-from research.replication.train import describe, run, xray_files
+from research.replication.cose import inputs, measure
+from research.replication.population import CIFAR_RATES, PROTOCOL_NETWORKS, RATES, STUDIES, select
+from research.replication.train import describe, xray_files
 
 
 class ReplicationCommand(HandledErrors):
@@ -23,7 +24,7 @@ class ReplicationCommand(HandledErrors):
 study_option = click.option("--study", "studies", multiple=True, type=click.Choice(STUDIES))
 network_option = click.option(
     "--network", "networks", multiple=True,
-    type=click.Choice(sorted({*RATES, *PROTOCOL_NETWORKS, *CIFAR_NETWORKS})),
+    type=click.Choice(sorted({*RATES, *PROTOCOL_NETWORKS, *CIFAR_RATES})),
 )  # fmt: skip
 
 
@@ -37,10 +38,15 @@ def main() -> None:
 @click.option("--out", type=PATH, required=True, help="Folder to add the images of the trainings to.")
 @study_option
 def prepare_command(data: Path, out: Path, studies: tuple[str, ...]) -> None:
-    """Copy the images of the trainings, for another machine; `research.evidence prepare` packs weights."""
+    """Copy the images of the trainings, for another machine; `research.evidence prepare` packs weights.
+
+    The weights of the study `cose` are copied too.
+    """
     files = [data / "cifar10" / "cifar10.npz"] if "cifar" in (studies or STUDIES) else []
     if studies != ("cifar",):
         files += [path for path, _ in xray_files(data)]
+    if "cose" in studies:
+        files.append(data / "weights" / "squeezenet1_1.pt")
     for path in files:
         target = out / path.relative_to(data)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +59,8 @@ def prepare_command(data: Path, out: Path, studies: tuple[str, ...]) -> None:
 @network_option
 def train_command(place: Place, processes: int, studies: tuple[str, ...], networks: tuple[str, ...]) -> None:
     """Run the trainings that are missing; a command that was stopped continues where it was."""
-    run_all(select(studies, networks), run, place, processes, say, describe)
+    say(f"{inputs():,} forward and backward passes for the COSE of one training (cifar, cose)")
+    run_all(select(studies, networks), measure, place, processes, say, describe)
 
 
 @main.command("tables", cls=ReplicationCommand)
@@ -67,7 +74,7 @@ def tables_command(results: Path) -> None:
 
 @main.command("pages", cls=ReplicationCommand)
 def pages_command() -> None:
-    """Write docs/results/index.md and early-warning.md from the CSV files."""
+    """Write the pages of docs/results that have CSV files in docs/results/replication."""
     from research.replication.pages import write_pages
 
     write_pages()

@@ -66,7 +66,20 @@ Row = Mapping[str, Any]
 
 
 def write_tables(results: Sequence[Row], out: Path = RESULTS / FOLDER) -> None:
-    """Write all CSV files."""
+    """Write the CSV files of the studies that the results are of."""
+    from research.replication import cose_tables, cscore_pages
+
+    with_transforms = [result for result in results if "cose" in result]
+    if with_transforms:
+        cose_tables.write_tables(with_transforms, out / "cose")
+        cscore_pages.write_tables(with_transforms, out / "cscore-cifar")
+    if len(with_transforms) < len(results):
+        write_protocol_tables(results, out)
+        cscore_pages.draw_courses(read_table("cscores", out), out / "courses.png")
+
+
+def write_protocol_tables(results: Sequence[Row], out: Path) -> None:
+    """Write the CSV files of early warnings and of the trainings by the paper's protocol."""
     courses = [read_course(dict(r)) for r in results if r["training"]["study"] == "warning"]
     protocol = [r for r in results if r["training"]["study"] == "protocol"]
     groups = {ALL: courses, GRADUAL: [c for c in courses if c.schedule in ("constant", "rising")]}
@@ -129,12 +142,16 @@ def read_table(name: str, folder: Path = RESULTS / FOLDER) -> list[dict[str, str
 
 
 def write_pages(out: Path = RESULTS) -> None:
-    pages = {"early-warning.md": warning_page(), "index.md": index_page()}
-    if has_rankings():
-        from research.replication import rankings_page  # which imports this module
+    from research.replication import cose_tables, cscore_pages, rankings_page
 
-        pages["rankings.md"] = rankings_page.page()
-    write_whole({out / name: text for name, text in pages.items()})
+    pages = {"early-warning": warning_page(), "index": index_page(), "cscore": cscore_pages.xray_page()}
+    if cose_tables.FOLDER.exists():
+        pages["cose"] = cose_tables.page()
+    if cscore_pages.TEN.exists():
+        pages["cscore-cifar"] = cscore_pages.ten_classes_page()
+    if has_rankings():
+        pages["rankings"] = rankings_page.page()
+    write_whole({out / f"{name}.md": text for name, text in pages.items()})
 
 
 def has_rankings() -> bool:
@@ -240,10 +257,21 @@ def _warning_claims() -> list[dict[str, str]]:
     return claims
 
 
+def _measured_claims() -> list[dict[str, str]]:
+    """Claims that are answered by trainings with COSE's transforms, where those were measured."""
+    from research.replication import cose_tables, cscore_pages
+
+    claims = cscore_pages.claims() if cscore_pages.TEN.exists() else []
+    return [*claims, *(cose_tables.claims() if cose_tables.FOLDER.exists() else [])]
+
+
 def index_page() -> str:
     rows = read_table("claims")
     answers = {c.text: overall([r["answer"] for r in rows if r["claim"] == c.text]) for c in CLAIMS}
-    others = [*_warning_claims(), *tomllib.loads(OTHERS.read_text("utf-8"))["claim"]]
+    others = [*_warning_claims(), *_measured_claims()]
+    measured = {claim["paper"] for claim in others}
+    listed = tomllib.loads(OTHERS.read_text("utf-8"))["claim"]
+    others += [claim for claim in listed if claim["paper"] not in measured]
     counted = {paper: Counter(c["answer"] for c in others if c["paper"] == paper) for paper in PAPERS}
     counted["cscore"].update(answers.values())
     head = ("paper", HOLDS, NOT, MIXED, UNTESTED)

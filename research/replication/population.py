@@ -4,9 +4,11 @@
                constant rates, two phases as in the paper, rates that rise at every epoch, and BatchNorm
                whose statistics are trained in the second phase. Does a warning precede a fall of AUC?
     protocol   X-rays; the two phases of the C-Score paper, three networks with ImageNet weights, five seeds.
-    cifar      CIFAR-10, ten classes; ResNet-20 and ResNet-56 from random weights, three seeds.
+    cifar      CIFAR-10, ten classes; ResNet-20, ResNet-56 and a small ViT from random weights, three seeds.
+    cose       X-rays; SqueezeNet with ImageNet weights, three seeds, all layers trained.
 
-Every epoch is a checkpoint. The split of the images is the same for all trainings; a seed sets the new head
+The last two train with COSE's transforms and are measured by cose.py at ten checkpoints. In the others every
+epoch is a checkpoint. The split of the images is the same for all trainings; a seed sets the new head
 (or all weights), the order of the images and dropout.
 """
 
@@ -21,7 +23,7 @@ from heatproof.errors import InputError
 from heatproof.train.protocols import two_phase_recipe
 from heatproof.train.recipe import Phase, Recipe
 
-STUDIES = ("warning", "protocol", "cifar")
+STUDIES = ("warning", "protocol", "cifar", "cose")
 RATES = {
     "small": (1e-3, 4e-3, 1.5e-2, 5e-2),
     "squeezenet": (1e-4, 5e-4, 2e-3, 8e-3),
@@ -33,7 +35,8 @@ GROWTH = (1.4, 1.7)  # factor from one epoch to the next
 STATISTICS = (1e-5, 1e-4, 5e-4)  # rates of the second phase, Lite0
 SEEDS, PROTOCOL_SEEDS = 3, 5
 PROTOCOL_NETWORKS = ("squeezenet", "lite0", "resnet50")
-CIFAR_NETWORKS = ("resnet20", "resnet56")
+CIFAR_RATES = {"resnet56": 2e-3, "vit": 1e-3, "resnet20": 2e-3}  # the slowest network first
+COSE_XRAYS = ("squeezenet", 1e-4)  # network and rate
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class Training:
     @property
     def recipe(self) -> Recipe:
         batches: dict[str, Any] = {"batch_size": 50, "amp": True}
+        augmented: dict[str, Any] = {"amp": True, "flip": True, "transforms": True}
         if self.study == "protocol":
             return two_phase_recipe(**batches)
         if self.schedule == "rising":  # rate is the growth; a new optimiser at every epoch
@@ -62,7 +66,9 @@ class Training:
             first = Phase(5, 1e-3, "all" if self.network == "small" else "head", "transfer")
             return Recipe((first, Phase(11, self.rate, name="fine-tuning", schedule="constant")), **batches)
         if self.study == "cifar":
-            return Recipe((Phase(20, self.rate),), 100, flip=True, amp=True)
+            return Recipe((Phase(40, self.rate, optimiser="adamw", weight_decay=0.02),), 200, **augmented)
+        if self.study == "cose":
+            return Recipe((Phase(20, self.rate),), 50, **augmented)
         return Recipe((Phase(16, self.rate, schedule="constant"),), **batches)
 
 
@@ -78,8 +84,10 @@ def _plan() -> Iterator[Training]:
             yield Training("warning", "lite0", "statistics", rate, seed)
     for seed, network in product(range(PROTOCOL_SEEDS), PROTOCOL_NETWORKS):
         yield Training("protocol", network, "paper", 1e-4, seed)
-    for seed, network in product(range(SEEDS), CIFAR_NETWORKS):
-        yield Training("cifar", network, "cosine", 1e-3, seed)
+    for seed in range(SEEDS):
+        yield Training("cose", COSE_XRAYS[0], "cosine", COSE_XRAYS[1], seed)
+        for network, rate in CIFAR_RATES.items():
+            yield Training("cifar", network, "cosine", rate, seed)
 
 
 PLAN = tuple(_plan())

@@ -36,9 +36,17 @@ from research.replication.population import Training
 METHODS = ("gradcam", "gradcam++", "layercam", "eigencam", "scorecam(channels=32)", "ms-gradcam++")
 XRAYS = {"NORMAL": 430, "PNEUMONIA": 1170}  # images of each class, every k-th of the pooled files
 HELD_OUT = 0.375
-SIDES = {"small": 96, "squeezenet": 128, "lite0": 160, "resnet50": 224, "resnet20": 32, "resnet56": 32}
-EXPLAINED = {"warning": 160, "protocol": 300, "cifar": 400}  # validation images with maps
-CIFAR = {"train": 500, "test": 100}  # images of each class
+SIDES = {
+    "small": 96,
+    "squeezenet": 128,
+    "lite0": 160,
+    "resnet50": 224,
+    "resnet20": 32,
+    "resnet56": 32,
+    "vit": 32,
+}
+EXPLAINED = {"warning": 160, "protocol": 300}  # validation images with maps
+BLOCKS = {"resnet20": 3, "resnet56": 9}  # per stage
 FROZEN_STATISTICS = ("lite0", "resnet50")  # BatchNorm in evaluation mode: small batches of few images
 
 
@@ -68,11 +76,9 @@ def xrays(data: Path, side: int) -> Data:
 def cifar(data: Path) -> tuple[Data, Data]:
     stored = np.load(data / "cifar10" / "cifar10.npz")
     parts = []
-    for split, count in CIFAR.items():
-        labels = stored[f"{split}_labels"].astype(np.int64)
-        chosen = np.concatenate([np.flatnonzero(labels == number)[:count] for number in range(10)])
-        images = torch.from_numpy(stored[f"{split}_images"][chosen]).permute(0, 3, 1, 2).contiguous()
-        parts.append(Data(images, torch.from_numpy(labels[chosen])))
+    for split in ("train", "test"):
+        images = torch.from_numpy(stored[f"{split}_images"]).permute(0, 3, 1, 2).contiguous()
+        parts.append(Data(images, torch.from_numpy(stored[f"{split}_labels"].astype(np.int64))))
     return parts[0], parts[1]
 
 
@@ -91,10 +97,18 @@ def make_network(training: Training, data: Path) -> Model:
         return small_net(classes, side, 24, training.seed)
     if training.study == "cifar":
         with seeded(training.seed):
-            module = CifarResNet({"resnet20": 3, "resnet56": 9}[training.network])
+            module = _vit() if training.network == "vit" else CifarResNet(BLOCKS[training.network])
         return Model(module.eval(), training.network, Preprocess((side, side), side))
     made = NETWORKS[training.network].make(classes, training.seed, data)
     return Model(made.module, training.network, _sized(made.preprocess, side))
+
+
+def _vit() -> nn.Module:
+    """A ViT for 32 pixels: patches of 4, 6 blocks, 3 heads, 192 channels."""
+    from timm.models.vision_transformer import VisionTransformer
+
+    module: nn.Module = VisionTransformer(32, 4, num_classes=10, embed_dim=192, depth=6, num_heads=3)
+    return module
 
 
 def _sized(preprocess: Preprocess, side: int) -> Preprocess:
@@ -160,14 +174,14 @@ def _measured(model: Model, images: Tensor, labels: Tensor, explained: Tensor) -
     }
     return {
         "validation_loss": loss, "probabilities": [[round(p, 5) for p in row] for row in probs.tolist()],
-        "cscores": {method: _as_json(score) for method, score in scores.items()},
+        "cscores": {method: as_json(score) for method, score in scores.items()},
     }  # fmt: skip
 
 
-def _as_json(score: PerClass) -> dict[str, Any]:
+def as_json(score: PerClass) -> dict[str, Any]:
     own = score.overall
     numbers = {"value": own.value, "n": own.n, "interval": list(own.interval), "degenerate": own.degenerate}
-    return {**numbers, "classes": {str(c): _as_json(s) for c, s in score.classes.items()}}
+    return {**numbers, "classes": {str(c): as_json(s) for c, s in score.classes.items()}}
 
 
 def describe(result: Mapping[str, Any]) -> str:
