@@ -225,10 +225,21 @@ def _warning_claims() -> list[dict[str, str]]:
     return claims
 
 
+def _other_claims() -> list[dict[str, str]]:
+    """Claims of the other papers: of their own tables where these exist, else the entries of a file."""
+    from research.qr.pages import claims as qr_claims  # imports this module
+
+    measured = qr_claims()
+    papers = {claim["paper"] for claim in measured}
+    return measured + [
+        c for c in tomllib.loads(OTHERS.read_text("utf-8"))["claim"] if c["paper"] not in papers
+    ]
+
+
 def index_page() -> str:
     rows = read_table("claims")
     answers = {c.text: overall([r["answer"] for r in rows if r["claim"] == c.text]) for c in CLAIMS}
-    others = [*_warning_claims(), *tomllib.loads(OTHERS.read_text("utf-8"))["claim"]]
+    others = [*_warning_claims(), *_other_claims()]
     counted = {paper: Counter(c["answer"] for c in others if c["paper"] == paper) for paper in PAPERS}
     counted["cscore"].update(answers.values())
     head = ("paper", HOLDS, NOT, MIXED, UNTESTED)
