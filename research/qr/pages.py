@@ -206,14 +206,18 @@ def over_seeds(rows: Table, column: str, **of: str) -> tuple[float, float, float
     return *t_interval([*own.values()]), len(own)
 
 
-def in_cell(rows: Table, column: str, digits: int = 3, **of: str) -> str:
-    """A mean with its interval as a cell; empty where nothing was measured."""
-    mean, low, high, n = over_seeds(rows, column, **of)
-    if not n:
+def with_interval(mean: float, low: float, high: float, form: str = ".3f") -> str:
+    """A mean and, unless there is one training only, its interval; empty where nothing was measured."""
+    if math.isnan(mean):
         return ""
-    if column.startswith("empty"):
+    return f"{mean:{form}}" + (f" ({low:{form}} to {high:{form}})" if math.isfinite(low) else "")
+
+
+def in_cell(rows: Table, column: str, form: str = ".3f", **of: str) -> str:
+    mean, low, high, n = over_seeds(rows, column, **of)
+    if n and column.startswith("empty"):
         return f"{100 * mean:.0f} %"
-    return f"{mean:.{digits}f}" + (f" ({low:.{digits}f} to {high:.{digits}f})" if n > 1 else "")
+    return with_interval(mean, low, high, form)
 
 
 def networks_of(rows: Table) -> list[str]:
@@ -225,15 +229,20 @@ def _label(method: str) -> str:
 
 
 def regime_table(rows: Table, network: str, columns: Sequence[str], published: Numbers) -> str:
-    """A table of regimes and methods: ours, and the published row of the same regime and method below."""
+    """A table of regimes and methods: ours, and the published row of the same regime and method below.
+
+    Maps of controls are the same in every regime; only their correlations with the logit differ.
+    """
     lines = []
+    once = not any(column.startswith("rho") for column in columns)
     for regime in REGIMES:
-        for method in ALL_METHODS:
+        for method in METHODS if once and regime != REGIMES[0] else ALL_METHODS:
             of = {"network": network, "regime": regime, "method": method}
             n = over_seeds(rows, "accuracy", **of)[3]
             if n:
                 cells = (in_cell(rows, c, **of) for c in columns)
-                lines.append([NAMES[regime], _label(method), str(n), *cells])
+                name = "any" if once and is_floor(method) else NAMES[regime]
+                lines.append([name, _label(method), str(n), *cells])
             if method in PAPER and (regime, method) in published:
                 own = published[regime, method]
                 printed = (f"{own[c]:.3f}" if c in own else "" for c in columns)
@@ -306,7 +315,7 @@ def distortion_table(rows: Table) -> str:
     for network in networks_of(rows):
         for regime in REGIMES:
             of = {"network": network, "regime": regime, "method": EIGEN}
-            cells = [in_cell(rows, f"slope_{kind}", 2, **of) for kind in DISTORTIONS]
+            cells = [in_cell(rows, f"slope_{kind}", ".2f", **of) for kind in DISTORTIONS]
             lines.append([NETWORK_NAMES[network], NAMES[regime], *cells])
     return _table(("network", "regime", *(kind.replace("_", " ") for kind in DISTORTIONS)), lines)
 
@@ -321,10 +330,17 @@ def penalty_table(rows: Table) -> str:
                 before, after = (
                     by_seed(rows, column, network=network, regime=r, method=method) for r in (STRUCT, LEAKMIN)
                 )
-                mean, low, high = t_interval([after[s] - v for s, v in before.items() if s in after])
-                cells.append("" if math.isnan(mean) else f"{mean:+.3f} ({low:+.3f} to {high:+.3f})")
+                gaps = [after[s] - v for s, v in before.items() if s in after]
+                cells.append(with_interval(*t_interval(gaps), "+.3f"))
             lines.append([NETWORK_NAMES[network], method, *cells])
     return _table(("network", "method", "BL", "FMR", "TMR", "DtS", "share of empty maps"), lines)
+
+
+def _measured(row: Mapping[str, str]) -> str:
+    """A network's mean over seeds, its interval and their number."""
+    names = " and ".join(NETWORK_NAMES[name] for name in row["network"].split(" and "))
+    interval = with_interval(*(float(row[key]) for key in ("mean", "low", "high")))
+    return f"{names} {interval}, {row['seeds']} seed{'s' * (row['seeds'] != '1')}"
 
 
 def claim_lines(folder: Path = FOLDER) -> list[dict[str, str]]:
@@ -334,11 +350,7 @@ def claim_lines(folder: Path = FOLDER) -> list[dict[str, str]]:
     made = []
     for claim in EVERY_CLAIM:
         own = [r for r in rows if r["claim"] == claim.text]
-        here = "; ".join(
-            f"{NETWORK_NAMES.get(r['network'], r['network'])} {float(r['mean']):.3f} "
-            f"({float(r['low']):.3f} to {float(r['high']):.3f}), {r['seeds']} seeds"
-            for r in own if r["network"]
-        )  # fmt: skip
+        here = "; ".join(_measured(row) for row in own if row["network"])
         made.append({
             "where": claim.where, "text": f"{claim.text} ({claim.measured}; {claim.predicted})",
             "published": own[0]["published"], "here": here or "not measured", "answer": over[claim.text],
@@ -387,6 +399,20 @@ def emptied(rows: Table) -> str:
     return f"Empty maps, where they are 1 % or more: {'; '.join(found)}."
 
 
+def twins(rows: Table) -> str:
+    """Methods with the same scores in all trainings."""
+    sentences = []
+    for network in networks_of(rows):
+        groups: dict[tuple[str, ...], list[str]] = {}
+        for method in METHODS:
+            own = [r for r in rows if (r["network"], r["method"]) == (network, method)]
+            key = tuple(f"{float(r[c]):.2f}" for r in own for c in ("bl", "fmr", "tmr", "dts"))
+            groups.setdefault(key, []).append(method)
+        same = "; ".join(", ".join(names) for names in groups.values() if len(names) > 1)
+        sentences.append(f"{NETWORK_NAMES[network]}: {same or 'none'}.")
+    return f"Methods with the same BL, FMR, TMR and DtS to two digits in all trainings: {' '.join(sentences)}"
+
+
 def page(folder: Path = FOLDER) -> str:
     scores, trainings = read_table("scores", folder), read_table("trainings", folder)
     lines, published = claim_lines(folder), papers()
@@ -415,6 +441,7 @@ def page(folder: Path = FOLDER) -> str:
         "train": FULL.train, "causal": FULL.causal, "head_epochs": FULL.head_epochs, "epochs": FULL.epochs,
         "covered": f"{100 * float(made['covered']):.0f}", "accuracies": accuracy_table(folder),
         "structure": both(structure), "controls": below_controls(scores), "emptied": emptied(scores),
+        "twins": twins(scores),
         "penalty": penalty_table(scores), "robustness": both(robust), "distortions": distortion_table(scores),
         "causality": both(causal), "depths": depth_table(scores, first),
         "depth_figure": f"![FMR and BL by depth]({_link('depths.png')})" if deep else "Not measured.",

@@ -22,7 +22,17 @@ from research.evidence.networks import NETWORKS, Kind, _small
 from research.jobs import Place
 from research.qr import pages
 from research.qr.claims import CLAIMS, EVERY_CLAIM, Numbers, claim_rows, same_order
-from research.qr.measure import BACKBONES, FULL, METHODS, Size, Training, keep_statistics, measure, plan
+from research.qr.measure import (
+    BACKBONES,
+    FULL,
+    MASSES,
+    METHODS,
+    Size,
+    Training,
+    keep_statistics,
+    measure,
+    plan,
+)
 from research.qr.measure import recipes as own_recipes
 from research.replication.claims import HOLDS, MIXED, NOT, UNTESTED
 
@@ -109,6 +119,9 @@ def test_a_training_is_measured_on_every_code(measured: Mapping[str, Any]) -> No
     assert rows["random"]["bl"] == pytest.approx(1 - np.mean(columns[""]["size"]) / 1e5, abs=0.02)
     bl, fmr, tmr, dts = (rows["edges"][name] for name in ("bl", "fmr", "tmr", "dts"))
     assert rows["edges"]["mass_score"] == pytest.approx(fmr + tmr - 3 * bl - dts, abs=1e-4)
+    for method in ("gradcam", "random", "edges"):  # the same maps, scored by the metric and by masses()
+        for mass in MASSES:
+            assert columns[method][f"{mass}(clean=0)"] == pytest.approx(columns[method][mass][:2], abs=2)
     assert -1 <= rows["random"]["rho_finder"] <= 1 and rows["random"]["distorted"] == 2
 
 
