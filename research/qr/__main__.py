@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
@@ -41,7 +41,8 @@ def prepare_command(data: Path, out: Path, wheels: tuple[Path, ...]) -> None:
     """Pack weights and packages for another machine."""
     from research.evidence.prepare import prepare
 
-    sizes = prepare(data, out, [Needed(network) for network in BACKBONES], wheels)  # type: ignore[arg-type]
+    needed: list[Any] = [Needed(network) for network in BACKBONES]
+    sizes = prepare(data, out, needed, wheels)
     say(", ".join(f"{name} {size / 2**20:.1f} MiB" for name, size in sizes.items()))
 
 

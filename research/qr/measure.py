@@ -24,7 +24,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import heatproof
 from heatproof.explain.api import explain
 from heatproof.images.codes import QRSet, make_qr
 from heatproof.images.distort import DISTORTIONS, SEVERITIES, distort
@@ -197,7 +196,7 @@ def measure(training: Training, place: Place, size: Size = FULL) -> dict[str, An
         "losses": [round(epoch.loss, 5) for epoch in history.epochs],
         "parameters": sum(sizes[name] for name in trained.parameters) / sum(sizes.values()),
         "columns": columns, "seconds": [round(b - a, 1) for a, b in pairwise(clock)],
-        "made": {"version": heatproof.__version__, "device": device, "date": f"{datetime.now(UTC):%Y-%m-%d}"},
+        "made": {"device": device, "date": f"{datetime.now(UTC):%Y-%m-%d}"},
     }  # fmt: skip
 
 

@@ -339,7 +339,7 @@ def penalty_table(rows: Table) -> str:
 def _measured(row: Mapping[str, str]) -> str:
     """A network's mean over seeds, its interval and their number."""
     names = " and ".join(NETWORK_NAMES[name] for name in row["network"].split(" and "))
-    interval = with_interval(*(float(row[key]) for key in ("mean", "low", "high")))
+    interval = with_interval(float(row["mean"]), float(row["low"]), float(row["high"]))
     return f"{names} {interval}, {row['seeds']} seed{'s' * (row['seeds'] != '1')}"
 
 
@@ -445,7 +445,7 @@ def page(folder: Path = FOLDER) -> str:
         "penalty": penalty_table(scores), "robustness": both(robust), "distortions": distortion_table(scores),
         "causality": both(causal), "depths": depth_table(scores, first),
         "depth_figure": f"![FMR and BL by depth]({_link('depths.png')})" if deep else "Not measured.",
-        "cells": cell_table(scores, first), "version": made["version"], "device": made["device"],
+        "cells": cell_table(scores, first), "device": made["device"],
         "date": max(t["date"] for t in trainings), "command": COMMAND, "folder": _link("").rstrip("/"),
     }  # fmt: skip
     return Path(__file__).with_name("page.md").read_text("utf-8").format(**fields)
