@@ -24,7 +24,7 @@ from heatproof.images.transforms import TRANSFORMS, draw
 from heatproof.metrics.stability import harmonic, ssim_to_final
 from research.replication.claims import UNTESTED, answer, overall, t_interval
 from research.replication.cose import CHECKPOINTS, CONTROLS, DRAWS, IMAGES, METHODS, OTHERS, PAPER
-from research.replication.pages import RESULTS, _as_csv, _table, read_table
+from research.replication.pages import RESULTS, as_csv, as_table, read_table
 
 FOLDER = RESULTS / "replication" / "cose"
 NETWORKS = {  # network -> its title, whether it is a transformer
@@ -218,7 +218,7 @@ def write_tables(results: Sequence[Row], out: Path = FOLDER) -> None:
         "magnitudes": [row for r in ready for row in magnitude_rows(r)],
     }
     tables["claims"] = claim_rows(Measures(tables["cose"], tables["checkpoints"], tables["magnitudes"]))
-    write_whole({out / f"{name}.csv": _as_csv(rows) for name, rows in tables.items()})
+    write_whole({out / f"{name}.csv": as_csv(rows) for name, rows in tables.items()})
     draw_scores(tables["cose"], out / "cose.png")
     draw_checkpoints(tables["checkpoints"], out / "checkpoints.png")
 
@@ -371,37 +371,37 @@ def page(folder: Path = FOLDER) -> str:
     titles = [NETWORKS[n][0] for n in networks]
     published = {m: [f"{row[i]:.2f}" for row in PUBLISHED.values()] for i, m in enumerate(PAPER.values())}
     none = ["–"] * len(PUBLISHED)
-    main = _table(
+    main = as_table(
         ("method", *titles, *(f"published: {name}" for name in PUBLISHED)),
         ([NAMES[m], *cells(m, "cose"), *published.get(m, none)] for m in METHODS),
     )
-    parts = _table(
+    parts = as_table(
         ("method", *(f"{title}: consistency, sensitivity" for title in titles)),
         ([NAMES[m], *(", ".join(pair) for pair in zip(cells(m, "consistency", 2), cells(m, "sensitivity", 2),
                                                       strict=True))] for m in METHODS),
     )  # fmt: skip
-    pairs = _table(
+    pairs = as_table(
         ("method", *(f"{title}: inputs, checkpoints, pooled" for title in titles)),
         ([NAMES[m], *(", ".join(group) for group in zip(
             *([text.split(" (")[0] for text in cells(m, f"cose_{kind}")]
               for kind in ("inputs", "checkpoints", "pooled")), strict=True))] for m in METHODS),
     )  # fmt: skip
     correlations = {m: measures.correlations(m) for m in METHODS}
-    course = _table(
+    course = as_table(
         ("method", *titles),
         ([NAMES[m], *(_spread(correlations[m].get(n, []), 2, (-1, 1)) for n in networks)] for m in METHODS),
     )
-    halves = _table(
+    halves = as_table(
         ("transforms", "measured", *titles),
         ([kind, column, *(_spread(measures.change(kind, column).get(n, []), 2) for n in networks)]
          for kind in ("geometric", "photometric") for column in ("consistency", "sensitivity")),
     )  # fmt: skip
-    own_claims = _table(
+    own_claims = as_table(
         ("where", "claim", "published", "here: mean over trainings (95 %)", "answer"),
         ([c["where"], c["text"], c["published"], c["here"], c["answer"]] for c in claim_table),
     )
     first = [r for r in scores if r["method"] == METHODS[0]]
-    networks_table = _table(
+    networks_table = as_table(
         ("network", "trainings", "accuracy of the test images", "pairs with another prediction"),
         ([NETWORKS[n][0], str(counted[n]),
           _spread([float(r["accuracy"]) for r in first if r["network"] == n], 2),
@@ -436,7 +436,7 @@ def _rank_table(measures: Measures, networks: Sequence[str]) -> str:
             [method, *(_spread(ranks[n].get(method, []), 1, (1, len(PAPER))) for n in networks), *printed]
         )
     head = ("method", *(NETWORKS[n][0] for n in networks), *(f"published: {name}" for name in PUBLISHED))
-    return _table(head, rows)
+    return as_table(head, rows)
 
 
 def _order(measures: Measures, networks: Sequence[str]) -> str:

@@ -34,7 +34,7 @@ from research.replication.cose import CSCORE_IMAGES
 from research.replication.cose_tables import COMMAND, interval_text, mean_of
 from research.replication.pages import COMMAND as PROTOCOL_COMMAND
 from research.replication.pages import FOLDER as REPLICATION
-from research.replication.pages import RESULTS, _as_csv, _table, read_table
+from research.replication.pages import RESULTS, as_csv, as_table, read_table
 from research.replication.train import METHODS
 
 TEN = RESULTS / REPLICATION / "cscore-cifar"
@@ -150,7 +150,7 @@ def write_tables(results: Sequence[Row], out: Path = TEN) -> None:
         "classes": [row for r in own for row in class_rows(r)],
         "claims": claim_rows(own),
     }
-    write_whole({out / f"{name}.csv": _as_csv(rows) for name, rows in tables.items()})
+    write_whole({out / f"{name}.csv": as_csv(rows) for name, rows in tables.items()})
     draw_courses(read_table("cscores", out), out / "courses.png")
 
 
@@ -253,15 +253,15 @@ def ten_classes_page(folder: Path = TEN) -> str:
         sections.append("\n\n".join([
             f"## {NETWORKS[network]}, {trainings} trainings",
             "C-Score over all classes, by epoch:",
-            _table(("method", *(f"epoch {e}" for e in epochs)), [accuracy, *course]),
+            as_table(("method", *(f"epoch {e}" for e in epochs)), [accuracy, *course]),
             f"By class at epoch {last}; images: correct ones that count (gold list).",
-            _table(("class", "accuracy", "images", *METHODS), by_class),
+            as_table(("class", "accuracy", "images", *METHODS), by_class),
             _gaps(rows, network, last),
             "Pearson correlation of C-Score and accuracy, over the ten classes at the last epoch and over "
             "checkpoints:",
-            _table(("method", "over classes", "over checkpoints"), related),
+            as_table(("method", "over classes", "over checkpoints"), related),
         ]))  # fmt: skip
-    own_claims = _table(
+    own_claims = as_table(
         ("where", "claim", "published", "here: mean over trainings (95 %)", "answer"),
         ([c["where"], c["text"], c["published"], c["here"], c["answer"]] for c in claims(folder)),
     )
@@ -336,9 +336,9 @@ def xray_page(folder: Path = XRAYS) -> str:
         head = ("", *(f"epoch {e}" for e in EPOCHS))
         sections.append("\n\n".join([
             f"## {NETWORKS[network]}, {seeds} trainings",
-            _table(head, scores),
+            as_table(head, scores),
             f"Gap between the classes ({XRAY_CLASSES[0]} less {XRAY_CLASSES[1]}):",
-            _table(head, gaps),
+            as_table(head, gaps),
         ]))  # fmt: skip
     return Path(__file__).with_name("cscore.md").read_text("utf-8").format(
         folder=REPLICATION, sections="\n\n".join(sections), changes=_changes(rows, networks),
@@ -364,7 +364,7 @@ def _changes(rows: Sequence[Row], networks: Sequence[str]) -> str:
         lines.append([method, *cells, *(f"{p:+.3f}" for p in PUBLISHED_CHANGES[method])])
     head = ("method", *(NETWORKS[n] for n in networks), "published: DenseNet201", "published: InceptionV3",
             "published: ResNet50V2")  # fmt: skip
-    return _table(head, lines)
+    return as_table(head, lines)
 
 
 PUBLISHED_CHANGES = {  # from epoch 20 to 30, by the paper's tables

@@ -258,11 +258,12 @@ def _warning_claims() -> list[dict[str, str]]:
 
 
 def _measured_claims() -> list[dict[str, str]]:
-    """Claims that are answered by trainings with COSE's transforms, where those were measured."""
+    """Claims that are answered by the other studies, as far as those were measured."""
+    from research.qr.pages import claims as qr_claims  # these import this module
     from research.replication import cose_tables, cscore_pages
 
     claims = cscore_pages.claims() if cscore_pages.TEN.exists() else []
-    return [*claims, *(cose_tables.claims() if cose_tables.FOLDER.exists() else [])]
+    return [*claims, *(cose_tables.claims() if cose_tables.FOLDER.exists() else []), *qr_claims()]
 
 
 def index_page() -> str:

@@ -1,0 +1,1 @@
+"""CAMBench-QR with ImageNet backbones, several trainings each."""
