@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
+import os
+from functools import partial
 from pathlib import Path
 
 import click
@@ -13,12 +14,13 @@ from heatproof.cli._console import PATH, console, new_table, say
 from heatproof.disk import write_whole
 from heatproof.models.load import best_device
 from research.evidence import rates as counting
-from research.evidence.measure import METHODS, Measuring, join, measure_members, read_joined, unpack
+from research.evidence.measure import METHODS, describe, measure, networks_of
 from research.evidence.networks import NETWORKS
 from research.evidence.plan import halves, select
 from research.evidence.prepare import prepare
 from research.evidence.real import REAL, examine, open_real
 from research.evidence.sources import NEEDS_DATA
+from research.jobs import Place, job_options, join, read_results, run_all
 
 
 class EvidenceCommand(HandledErrors):
@@ -77,44 +79,27 @@ def prepare_command(
 
 
 @main.command("measure", cls=EvidenceCommand)
-@click.option("--out", type=PATH, required=True, help="Folder for the results, one file per network.")
-@click.option("--data", type=PATH, help="Folder of real images and weights; generated images only without.")
-@click.option("--joined", type=PATH, help="File for all results together; OUT/results.json.gz by default.")
-@click.option("--earlier", type=PATH, multiple=True, help="Joined results of earlier calls; repeatable.")
-@click.option("--device", help="cuda, cpu, ...; the fastest available by default.")
-@click.option("--processes", type=click.IntRange(1), default=1, show_default=True)
-@click.option("--minutes", type=float, help="No pair is started later.")
+@job_options
 @click.option("--at-most", type=click.IntRange(1), help="So many pairs, from the start of the plan.")
 @click.option("--only-train", is_flag=True, help="Train and test the networks without measuring evidence.")
 @networks_option
 @without_option
 def measure_command(
-    out: Path,
-    data: Path | None,
-    joined: Path | None,
-    earlier: tuple[Path, ...],
-    device: str | None,
-    processes: int,
-    minutes: float | None,
-    at_most: int | None,
-    only_train: bool,
-    networks: tuple[str, ...],
+    place: Place, processes: int, at_most: int | None, only_train: bool, networks: tuple[str, ...],
     without: tuple[str, ...],
-) -> None:
+) -> None:  # fmt: skip
     """Train and measure the pairs of the plan that are missing.
 
     Without --data, pairs with generated images are measured, as far as their networks need no weights.
     """
-    until = float("inf") if minutes is None else time.time() + 60 * minutes
-    for path in earlier:
-        say(f"{unpack(path, out)} networks of {path}")
     members = [
         m
         for m in select(networks, without)
-        if data is not None or not (m.source in NEEDS_DATA or NETWORKS[m.network].weights)
+        if place.data is not None or not (m.source in NEEDS_DATA or NETWORKS[m.network].weights)
     ]
-    wanted = Measuring(out, data, best_device(device), until, not only_train)
-    measure_members(wanted, members[:at_most], processes, joined or out / "results.json.gz", say)
+    own = partial(measure, with_evidence=not only_train)
+    threads = max(1, (os.cpu_count() or 1) // processes)
+    run_all(networks_of(members[:at_most]), own, place, processes, say, describe, threads)
 
 
 @main.command("join", cls=EvidenceCommand)
@@ -149,7 +134,7 @@ def rates_command(results: tuple[Path, ...], table: Path | None, target: Path | 
 
     RESULTS are joined files; of a network in several, the last counts.
     """
-    by_name = {record["name"]: record for path in results for record in read_joined(path)}
+    by_name = {record["name"]: record for path in results for record in read_results(path)}
     records = list(by_name.values())
     some = counting.networks(records)
     say(f"{len(records)} networks, {len(some)} do what they were trained for")

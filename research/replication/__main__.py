@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from pathlib import Path
 
 import click
@@ -11,8 +10,9 @@ import click
 from heatproof.cli import HandledErrors
 from heatproof.cli._console import PATH, say
 from heatproof.models.load import best_device
+from research.jobs import Place, job_options, read_results, run_all
 from research.replication.population import CIFAR_NETWORKS, PROTOCOL_NETWORKS, RATES, STUDIES, select
-from research.replication.train import Place, read_results, run_all, unpack, xray_files
+from research.replication.train import describe, run, xray_files
 
 
 class ReplicationCommand(HandledErrors):
@@ -49,23 +49,12 @@ def prepare_command(data: Path, out: Path, studies: tuple[str, ...]) -> None:
 
 
 @main.command("train", cls=ReplicationCommand)
-@click.option("--data", type=PATH, required=True, help="Folder of real images and weights.")
-@click.option("--out", type=PATH, required=True, help="Folder for the results, one file per training.")
-@click.option("--device", help="cuda, cpu, ...; the fastest available by default.")
-@click.option("--processes", type=click.IntRange(1), default=1, show_default=True)
-@click.option("--minutes", type=float, help="No training is started later.")
-@click.option("--earlier", type=PATH, multiple=True, help="Joined results of earlier calls; repeatable.")
+@job_options
 @study_option
 @network_option
-def train_command(
-    data: Path, out: Path, device: str | None, processes: int, minutes: float | None,
-    earlier: tuple[Path, ...], studies: tuple[str, ...], networks: tuple[str, ...],
-) -> None:  # fmt: skip
+def train_command(place: Place, processes: int, studies: tuple[str, ...], networks: tuple[str, ...]) -> None:
     """Run the trainings that are missing; a command that was stopped continues where it was."""
-    until = float("inf") if minutes is None else time.time() + 60 * minutes
-    for path in earlier:
-        unpack(path, out)
-    run_all(select(studies, networks), Place(data, out, best_device(device), until), processes, say)
+    run_all(select(studies, networks), run, place, processes, say, describe)
 
 
 @main.command("tables", cls=ReplicationCommand)

@@ -53,7 +53,7 @@ COMMAND = (
     "    python -m research.replication prepare --data DATA --out PACKED\n"
     "    python -m research.replication train --data PACKED --out TRAININGS --device cuda --processes 14 \\\n"
     "        --study warning --study protocol\n"
-    "    python -m research.replication tables TRAININGS/trainings.json.gz\n"
+    "    python -m research.replication tables TRAININGS/results.json.gz\n"
     "    python -m research.replication pages"
 )
 CLAIM_COLUMNS = ("where", "claim", "published", "here: mean over trainings (95 %)", "answer")

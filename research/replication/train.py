@@ -1,21 +1,15 @@
 """One training: at every epoch the probabilities of the validation images and the C-Score of six CAMs.
 
-Results are one JSON file per training. Alarms, falls of AUC and tables are computed from these files
-(tables.py), on any machine.
+Alarms, falls of AUC and tables are computed from stored results (pages.py), on any machine.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
 import math
 import time
-import traceback
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
 from functools import lru_cache
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +19,6 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from heatproof.disk import write_whole
 from heatproof.errors import ModelError
 from heatproof.explain.api import explain
 from heatproof.images.preprocess import Preprocess
@@ -37,6 +30,7 @@ from heatproof.train.loop import Data, TrainProgress, fit, stratified_split
 from heatproof.train.networks import seeded, small_net
 from research.calibration.population import CifarResNet
 from research.evidence.networks import NETWORKS
+from research.jobs import Place
 from research.replication.population import Training
 
 METHODS = ("gradcam", "gradcam++", "layercam", "eigencam", "scorecam(channels=32)", "ms-gradcam++")
@@ -46,19 +40,6 @@ SIDES = {"small": 96, "squeezenet": 128, "lite0": 160, "resnet50": 224, "resnet2
 EXPLAINED = {"warning": 160, "protocol": 300, "cifar": 400}  # validation images with maps
 CIFAR = {"train": 500, "test": 100}  # images of each class
 FROZEN_STATISTICS = ("lite0", "resnet50")  # BatchNorm in evaluation mode: small batches of few images
-
-
-@dataclass(frozen=True)
-class Place:
-    """Folders of data and results, the device, and the time after which no training is started."""
-
-    data: Path
-    out: Path
-    device: str
-    until: float = math.inf
-
-    def file(self, training: Training) -> Path:
-        return self.out / "trainings" / f"{training.name}.json"
 
 
 def xray_files(data: Path) -> list[tuple[Path, int]]:
@@ -138,8 +119,8 @@ class FixedStatistics(nn.Module):
 def run(training: Training, place: Place) -> dict[str, Any]:
     """Train a network and measure it after every epoch."""
     start = time.perf_counter()
-    train, valid = (part.near(torch.device(place.device)) for part in read_split(training, place.data))
-    model = make_network(training, place.data)
+    train, valid = (part.near(torch.device(place.device)) for part in read_split(training, place.real_data))
+    model = make_network(training, place.real_data)
     if training.network in FROZEN_STATISTICS and training.schedule != "statistics":
         model = Model(FixedStatistics(model.module), model.name, model.preprocess)
     model.module.to(place.device)
@@ -189,51 +170,7 @@ def _as_json(score: PerClass) -> dict[str, Any]:
     return {**numbers, "classes": {str(c): _as_json(s) for c, s in score.classes.items()}}
 
 
-def run_all(
-    trainings: Sequence[Training], place: Place, processes: int, say: Callable[[str], object] = print
-) -> None:
-    """Run the trainings whose result is missing, in several processes, and join all results."""
-    missing = [training for training in trainings if not place.file(training).exists()]
-    say(f"{len(missing)} of {len(trainings)} trainings are missing")
-    with ProcessPoolExecutor(processes, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-        joined_at = time.time()
-        for ready in as_completed([pool.submit(_run, training, place) for training in missing]):
-            say(ready.result())
-            if time.time() - joined_at > 45:
-                join(place.out)
-                joined_at = time.time()
-    say(f"{join(place.out)} trainings in {place.out / 'trainings.json.gz'}")
-
-
-def _run(training: Training, place: Place) -> str:
-    if time.time() > place.until:
-        return f"{training.name}: not started, the time is over"
-    try:
-        result = run(training, place)
-    except Exception:  # the other trainings go on
-        write_whole({place.out / "errors" / f"{training.name}.txt": traceback.format_exc()})
-        return f"{training.name}: failed: {traceback.format_exc(limit=-1).splitlines()[-1]}"
-    write_whole({place.file(training): json.dumps(result, separators=(",", ":"))})
+def describe(result: Mapping[str, Any]) -> str:
+    """AUC at all epochs, and the problem if there was one."""
     aucs = " ".join(f"{row['auc']:.2f}" for row in result["epochs"])
-    return f"{training.name}: {result['seconds']} s; AUC {aucs} {result['problem']}"
-
-
-def join(out: Path) -> int:
-    """Write all results into one compressed file; returns their number."""
-    files = sorted((out / "trainings").glob("*.json"))
-    content = "[" + ",\n".join(path.read_text("utf-8") for path in files) + "]"
-    write_whole({out / "trainings.json.gz": gzip.compress(content.encode(), 6)})
-    return len(files)
-
-
-def unpack(joined: Path, out: Path) -> None:
-    """Write the trainings of an earlier call into a folder, so that they are not run again."""
-    for result in read_results(joined):
-        path = out / "trainings" / f"{result['name']}.json"
-        write_whole({path: json.dumps(result, separators=(",", ":"))})
-
-
-def read_results(path: Path) -> list[dict[str, Any]]:
-    """The trainings of a joined file."""
-    results: list[dict[str, Any]] = json.loads(gzip.decompress(path.read_bytes()))
-    return results
+    return f"AUC {aucs} {result['problem']}"

@@ -16,7 +16,7 @@ from conftest import REAL_DATA
 from made_run import made_record
 from research.evidence.__main__ import main
 from research.evidence.cues import KINDS, NONE, SCHEMES, Cue
-from research.evidence.measure import METHODS, SIDES, Measuring, join, measure, read_joined, unpack
+from research.evidence.measure import METHODS, SIDES, describe, measure, networks_of
 from research.evidence.networks import NETWORKS, pack_halves, unpack_halves
 from research.evidence.plan import CHOOSE, PLAN, PUBLISH, Member, halves, select
 from research.evidence.prepare import prepare
@@ -24,6 +24,7 @@ from research.evidence.rates import OFF, choose, choose_form, choosing, networks
 from research.evidence.real import replace_rows
 from research.evidence.sources import HELD_OUT, NEEDS_DATA, SOURCES, TRAIN, Drawn, Pasted, open_source
 from research.evidence.train import CHEATS, CLEAN, NEITHER, Facts
+from research.jobs import Place
 
 needs_data = pytest.mark.skipif(not REAL_DATA.is_dir(), reason="the real images are not here")
 TINY = Member("anywhere", "tiny-32", "shapes", 60, 100, "single", 2, 0)
@@ -164,23 +165,13 @@ def test_truth_needs_accuracy_and_the_counterfactual() -> None:
 
 
 @pytest.mark.trains
-def test_a_pair_meets_its_truth_and_its_files_are_joined(tmp_path: Path) -> None:
-    wanted = Measuring(tmp_path / "out", evidence=False)
-    line = measure(TINY, wanted)
-    assert "failed" not in line, line
-    first, second = (json.loads(wanted.file(TINY, network).read_text()) for network in "AB")
-    assert (first["truth"], second["truth"]) == (CHEATS, CLEAN), line
+def test_a_pair_meets_its_truth(tmp_path: Path) -> None:
+    place = Place(None, tmp_path)
+    first, second = (measure(network, place, with_evidence=False) for network in networks_of([TINY]))
+    assert [record["name"] for record in (first, second)] == [f"{TINY.name}-A", f"{TINY.name}-B"]
+    assert (first["truth"], second["truth"]) == (CHEATS, CLEAN), describe(first) + describe(second)
     assert first["facts"]["correct_after_moving"] <= 1 / 3 and second["facts"]["accuracy"] >= 0.8
     assert first["images"]["region_area"] == pytest.approx(0.6, abs=0.05)
-    assert wanted.finished(TINY)
-    assert join(wanted.out, tmp_path / "all.json.gz") == 2
-    assert [record["name"] for record in read_joined(tmp_path / "all.json.gz")] == [
-        f"{TINY.name}-A",
-        f"{TINY.name}-B",
-    ]
-    assert unpack(tmp_path / "all.json.gz", tmp_path / "new") == 2
-    assert Measuring(tmp_path / "new").finished(TINY)
-    assert "time is over" in measure(TINY, Measuring(tmp_path / "late", until=0))
 
 
 def test_halves_of_floats_are_packed_without_loss() -> None:

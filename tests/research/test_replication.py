@@ -18,6 +18,7 @@ from heatproof.models.model import all_logits
 from heatproof.train import small_net
 from heatproof.train.recipe import Phase, Recipe
 from research.calibration.population import open_pictures
+from research.jobs import Place
 from research.replication import pages, rankings, train, warning
 from research.replication.claims import CLAIMS, HOLDS, MIXED, NOT, answer, claim_rows, overall, t_interval
 from research.replication.population import PLAN, Training
@@ -116,7 +117,7 @@ def test_a_training_is_measured_at_every_epoch(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(train, "xrays", lambda data, side: train.Data(images, labels))
     monkeypatch.setitem(train.SIDES, "small", 32)
     monkeypatch.setattr(Training, "recipe", Recipe((Phase(2, 1e-3),), 20))
-    result = train.run(replace(PLAN[0], network="small"), train.Place(tmp_path, tmp_path, "cpu"))
+    result = train.run(replace(PLAN[0], network="small"), Place(tmp_path, tmp_path))
     assert [row["epoch"] for row in result["epochs"]] == [1, 2]
     row = result["epochs"][-1]
     assert set(row["cscores"]) == set(train.METHODS) and row["gradient"] > 0
