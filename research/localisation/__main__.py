@@ -55,13 +55,14 @@ def prepare_command(data: Path, out: Path, wheels: tuple[Path, ...], networks: t
 @job_options
 @networks_option
 @click.option("--part", "parts", multiple=True, type=click.Choice(tuple(PARTS)), help="Repeatable.")
+@click.option("--small", is_flag=True, help="Two photographs of each part, to test a machine.")
 def measure_command(
-    place: Place, processes: int, networks: tuple[str, ...], parts: tuple[str, ...]
+    place: Place, processes: int, networks: tuple[str, ...], parts: tuple[str, ...], small: bool
 ) -> None:
     """Measure the units that are missing; a command that was stopped continues where it was."""
-    units = plan(place.real_data, networks, parts)
+    units = plan(place.real_data, networks, parts, small)
     for network in networks or NETWORKS:
-        inputs = sum(inputs_of(unit, PARTS[unit.part]) for unit in units if unit.network == network)
+        inputs = sum(inputs_of(unit) for unit in units if unit.network == network)
         say(f"{network}: at most {inputs:,} inputs")
     run_all(units, measure_unit, place, processes, say, describe)
 

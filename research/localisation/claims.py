@@ -1,8 +1,8 @@
 """Claims of the thesis, each a number per network with a 95 % interval over photographs.
 
 Means are means of class means, with the stratified bootstrap of heatproof's localisation study; differences
-of methods are paired by photograph. Right against wrong answers compares plain means of photographs, because
-few classes have both. A claim holds for a network if the whole interval is on the predicted side of the limit.
+of methods are paired by photograph. Right and wrong predictions are compared by plain means of photographs,
+because few classes have both. A claim holds for a network if the whole interval is above the limit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from research.localisation.measure import NETWORKS, SAMPLES, SEGMENTS
 
 Column = Mapping[int, float]  # by photograph
 METRICS = ("mask_iou", "box_iou", "inside", "pointing", "insertion", "deletion")
-TITLES = dict(zip(METRICS, ("mask IoU", "box IoU", "inside", "pointing", "insertion", "deletion"), strict=True))
+TITLES = dict(
+    zip(METRICS, ("mask IoU", "box IoU", "inside", "pointing", "insertion", "deletion"), strict=True)
+)
 USUAL = (SEGMENTS, SAMPLES)
 CONFIDENT = 0.5  # probability of the true class
 DIGITS = 9  # so that differences of the last bits between machines do not change a rounded number
@@ -210,14 +212,14 @@ def read_networks(folder: Path) -> list[Network]:
     """The networks of the CSV files, in the order of the plan."""
     networks = {name: Network(name) for name in NETWORKS}
     for row in _read(folder / "photographs.csv"):
-        networks[row.pop("network")].photographs[int(row.pop("image"))] = _numbers(row)
+        networks[row["network"]].photographs[int(row["image"])] = _numbers(row)
     for row in _read(folder / "scores.csv"):
-        own = networks[row.pop("network")].scores.setdefault(row.pop("method"), {})
-        own[int(row.pop("image"))] = _numbers(row)
+        own = networks[row["network"]].scores.setdefault(row["method"], {})
+        own[int(row["image"])] = _numbers(row)
     for row in _read(folder / "lime.csv"):
-        form = int(row.pop("segments")), int(row.pop("samples"))
-        own = networks[row.pop("network")].lime.setdefault(form, {})
-        own[int(row.pop("image"))] = _numbers(row)
+        form = int(row["segments"]), int(row["samples"])
+        own = networks[row["network"]].lime.setdefault(form, {})
+        own[int(row["image"])] = _numbers(row)
     return [network for network in networks.values() if network.filtered]
 
 
@@ -229,4 +231,4 @@ def _read(path: Path) -> list[dict[str, str]]:
 
 
 def _numbers(row: Mapping[str, str]) -> dict[str, float]:
-    return {key: float(text) for key, text in row.items()}
+    return {key: float(text) for key, text in row.items() if key not in ("network", "method")}

@@ -1,7 +1,7 @@
 """Maps and scores of some photographs with one network: a unit of work.
 
     filtered   photographs with one box that covers 10 to 80 % of them (the thesis's filter): all methods
-    lime       one filtered photograph of each class: LIME with other numbers of segments and samples, two seeds
+    lime       one filtered photograph of each class: LIME with other segments and samples, two seeds
     others     photographs that the filter leaves out: Grad-CAM, LIME and the controls
 
 The true class is explained, as in the thesis. Photographs are in an order in which classes take turns, so
@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -37,11 +37,11 @@ from research.evidence.networks import as_float, lite0, resnet50
 from research.jobs import Place
 
 NETWORKS = ("lite0", "resnet50", "squeezenet", "mobilenet")
-CAMS = ("gradcam", "gradcam++", "layercam", "eigencam", "scorecam", "smoothgrad")
-MASKING = ("lime", "rise")
 CONTROLS = ("random", "edges", "centre")
-METHODS = ("gradcam", "lime", *CAMS[1:], "rise", *CONTROLS)
-CALLS = {"scorecam": "scorecam(channels=256)", "rise": "rise(masks=1024)"}  # of the others: by default
+METHODS = (
+    "gradcam", "lime", "gradcam++", "layercam", "eigencam", "scorecam", "smoothgrad", "rise", *CONTROLS,
+)  # fmt: skip
+MASKING = ("lime", "rise")  # in half precision
 SAMPLES, SEGMENTS = 1000, 100  # of LIME, in the thesis
 VARIANTS = ((30, 1000), (100, 1000), (300, 1000), (100, 250))  # segments and samples
 SEEDS = (0, 1)
@@ -50,22 +50,50 @@ BOX_SHARE = (0.1, 0.8)
 PARTS = {"filtered": 16, "lime": 7, "others": 22}  # photographs of a unit
 
 
+class Sizes(NamedTuple):
+    """How much is computed for each photograph."""
+
+    samples: int = SAMPLES  # of LIME, at most
+    masks: int = 1024  # of RISE
+    channels: int = 256  # of Score-CAM
+    noisy: int = 50  # samples of SmoothGrad
+    steps: int = 100  # of insertion and deletion
+
+    def calls(self) -> dict[str, str]:
+        """The methods as they are called."""
+        options = {
+            "lime": self.lime(),
+            "scorecam": f"scorecam(channels={self.channels})",
+            "smoothgrad": f"smoothgrad(samples={self.noisy})",
+            "rise": f"rise(masks={self.masks})",
+        }
+        return {name: options.get(name, name) for name in METHODS}
+
+    def lime(self, segments: int = SEGMENTS, samples: int = SAMPLES) -> str:
+        """LIME as the lime package draws its samples."""
+        return f"lime(samples={min(samples, self.samples)}, segment_count={segments}, form='published')"
+
+
+FULL, SMALL = Sizes(), Sizes(40, 16, 4, 2, 40)
+SMALL_UNIT = 2  # photographs
+
+
 @dataclass(frozen=True)
 class Unit:
-    """Some photographs with one network."""
+    """Some photographs with one network. small: two photographs and little computation, to test a machine."""
 
     part: str
     network: str
     block: int
+    small: bool = False
+
+    @property
+    def photographs(self) -> int:
+        return SMALL_UNIT if self.small else PARTS[self.part]
 
     @property
     def name(self) -> str:
         return f"{self.part}-{self.network}-{self.block}"
-
-
-def lime_call(segments: int = SEGMENTS, samples: int = SAMPLES) -> str:
-    """LIME as the lime package draws its samples."""
-    return f"lime(samples={samples}, segment_count={segments}, form='published')"
 
 
 def open_photographs(data: Path) -> dict[str, Source]:
@@ -83,24 +111,29 @@ def _in_turn(source: Source) -> Source:
     return source.subset(in_turn([sample.label for sample in source.samples]))
 
 
-def plan(data: Path, networks: Sequence[str] = (), parts: Sequence[str] = ()) -> list[Unit]:
-    """Units in the order in which they are run; photographs outermost."""
+def plan(
+    data: Path, networks: Sequence[str] = (), parts: Sequence[str] = (), small: bool = False
+) -> list[Unit]:
+    """Units in the order in which they are run; photographs outermost. small: the first of each part."""
     sources = open_photographs(data)
+    blocks = {part: 1 if small else math.ceil(len(sources[part]) / size) for part, size in PARTS.items()}
     return [
-        Unit(part, network, block)
-        for part, size in PARTS.items() if part in (parts or PARTS)
-        for block, network in product(range(math.ceil(len(sources[part]) / size)), networks or NETWORKS)
+        Unit(part, network, block, small)
+        for part in PARTS if part in (parts or PARTS)
+        for block, network in product(range(blocks[part]), networks or NETWORKS)
     ]  # fmt: skip
 
 
-def inputs_of(unit: Unit, images: int) -> int:
+def inputs_of(unit: Unit) -> int:
     """How many inputs pass through the network, roughly; SmoothGrad's gradients count three times."""
+    sizes = SMALL if unit.small else FULL
     if unit.part == "lime":
-        return images * sum(samples for _, samples in VARIANTS) * len(SEEDS)
-    curves, masking = 66 * len(METHODS), 1024 + 256 + 3 * 50
+        return unit.photographs * sum(min(n, sizes.samples) for _, n in VARIANTS) * len(SEEDS)
+    points = 2 * sizes.steps // 3
     if unit.part == "others":
-        curves, masking = 66 * (2 + len(CONTROLS)), 0
-    return images * (SAMPLES + curves + masking)
+        return unit.photographs * (sizes.samples + points * (2 + len(CONTROLS)))
+    masking = sizes.samples + sizes.masks + sizes.channels + 3 * sizes.noisy
+    return unit.photographs * (masking + points * len(METHODS))
 
 
 class Halved(nn.Module):
@@ -147,7 +180,7 @@ def mobilenet(file: Path) -> Model:
 def run(unit: Unit, data: Path, device: str) -> dict[str, Any]:
     """The scores of a unit, as JSON."""
     start = time.perf_counter()
-    source, size = open_photographs(data)[unit.part], PARTS[unit.part]
+    source, size = open_photographs(data)[unit.part], unit.photographs
     rows = range(unit.block * size, min(len(source), (unit.block + 1) * size))
     exact = open_network(unit.network, data)
     exact.module.to(device)
@@ -157,22 +190,27 @@ def run(unit: Unit, data: Path, device: str) -> dict[str, Any]:
     images = batch.images.to(device)
     found = (variants if unit.part == "lime" else scores)(unit, exact, fast, batch, images)
     result = {"name": unit.name, "part": unit.part, "network": unit.network, **found}
-    inputs = inputs_of(unit, len(rows))
-    return result | {"inputs": inputs, "seconds": round(time.perf_counter() - start, 1), "device": device}
+    return result | {
+        "inputs": inputs_of(unit),
+        "seconds": round(time.perf_counter() - start, 1),
+        "device": device,
+    }
 
 
 def scores(unit: Unit, exact: Model, fast: Model, batch: Batch, images: Tensor) -> dict[str, Any]:
     """A row per photograph, and one per photograph and method."""
     assert batch.labels is not None and batch.truth is not None
+    sizes = SMALL if unit.small else FULL
     names = METHODS if unit.part == "filtered" else ("gradcam", "lime", *CONTROLS)
-    maps: dict[str, Maps] = {}
-    for model, chosen in ((exact, [n for n in names if n not in MASKING]), (fast, MASKING)):
-        calls = {name: lime_call() if name == "lime" else CALLS.get(name, name)
-                 for name in chosen if name in names}  # fmt: skip
-        made = explain(model, images, list(calls.values()), targets=batch.labels)
-        maps |= {name: made[call] for name, call in calls.items()}
+    calls, maps = sizes.calls(), dict[str, Maps]()
+    for model, masking in ((exact, False), (fast, True)):
+        chosen = {name: calls[name] for name in names if (name in MASKING) == masking}
+        made = explain(model, images, list(chosen.values()), targets=batch.labels)
+        maps |= {name: made[call] for name, call in chosen.items()}
     maps = {name: maps[name] for name in names}
-    curves = insertion_deletion(maps, batch.labels, model=fast, images=images, adaptive=True)
+    curves = insertion_deletion(
+        maps, batch.labels, model=fast, images=images, steps=sizes.steps, adaptive=True
+    )
     boxes, rows = batch.truth.boxes, []
     for name, own in maps.items():
         areas, hit = localise_curve(own, boxes, budgets=BUDGETS), localise(own, boxes, budget=BUDGET)
@@ -185,9 +223,7 @@ def scores(unit: Unit, exact: Model, fast: Model, batch: Batch, images: Tensor) 
     probabilities, halved = (model.logits(images).float().softmax(1).cpu() for model in (exact, fast))
     confidence, predicted = probabilities.max(1)
     own_class = torch.arange(len(predicted)), batch.labels.cpu()
-    shared = mask_overlap(
-        *(budget_masks(maps[name], BUDGET).flatten(1) for name in ("gradcam", "lime"))
-    )
+    shared = mask_overlap(*(budget_masks(maps[name], BUDGET).flatten(1) for name in ("gradcam", "lime")))
     area = localise_curve(maps["gradcam"], boxes, budgets=(1.0,))["reachable"][:, 0]
     photographs = _rows(batch.ids, {}, {
         "label": batch.labels, "predicted": predicted, "probability": probabilities[own_class],
@@ -200,9 +236,9 @@ def scores(unit: Unit, exact: Model, fast: Model, batch: Batch, images: Tensor) 
 def variants(unit: Unit, exact: Model, fast: Model, batch: Batch, images: Tensor) -> dict[str, Any]:
     """A row per photograph and form of LIME: scores of the first seed, similarity of both."""
     assert batch.labels is not None and batch.truth is not None
-    rows = []
+    sizes, rows = SMALL if unit.small else FULL, []
     for segments, samples in VARIANTS:
-        call = lime_call(segments, samples)
+        call = sizes.lime(segments, samples)
         first, second = (explain(fast, images, [call], targets=batch.labels, seed=s)[call] for s in SEEDS)
         own = localise(first, batch.truth.boxes, budget=BUDGET)
         columns = {key: own[key] for key in ("mask_iou", "box_iou", "inside", "pointing")}
