@@ -57,7 +57,8 @@ Row = Mapping[str, Any]
 def write_tables(results: Sequence[Row], out: Path = FOLDER) -> None:
     """Write all CSV files."""
     order = sorted(results, key=lambda r: (NETWORKS.index(r["network"]), r["name"]))
-    photographs, scores, lime, work = [], [], [], {}
+    photographs, scores, lime = [], [], []
+    work: dict[str, dict[str, Any]] = {}
     for result in order:
         head = {"network": result["network"]}
         filtered = {"filtered": int(result["part"] == "filtered")}
@@ -120,8 +121,8 @@ def claims(folder: Path = FOLDER) -> list[dict[str, str]]:
 
 def _claim_number(row: Mapping[str, str]) -> str:
     low, high = float(row["low"]), float(row["high"])
-    interval = f" ({low:.2f} to {high:.2f})" if math.isfinite(low + high) else ""
-    return f"{float(row['number']):.2f}{interval}"
+    interval = f" ({low:.3f} to {high:.3f})" if math.isfinite(low + high) else ""
+    return f"{float(row['number']):.3f}{interval}"
 
 
 def write_page(folder: Path = FOLDER, page: Path = RESULTS / "localise.md") -> None:
@@ -141,7 +142,7 @@ def localise_page(folder: Path = FOLDER) -> str:
     with (folder / "work.csv").open(encoding="utf-8", newline="") as file:
         seconds = sum(float(row["seconds"]) for row in csv.DictReader(file))
     fields = {
-        "summary": _summary(folder), "photographs": len(every),
+        "summary": _summary(folder), "photographs": len(every), "count": len(networks),
         "filtered": len(filtered), "classes": len(labels),
         "networks": _network_table(networks), "claims": _claim_table(folder),
         "means": "\n\n".join(f"**{FULL_NAMES[n.name]}**\n\n{_mean_table(n)}" for n in networks),
@@ -168,7 +169,7 @@ def _shown(value: Value, sign: str = "") -> str:
 def _summary(folder: Path) -> str:
     """How many claims hold, and the five means in a sentence each way they come out."""
     answers = [entry["answer"] for entry in claims(folder)]
-    counts = ", ".join(f"{answers.count(a)} {a}" for a in (HOLDS, NOT, MIXED, UNTESTED) if a in answers)
+    counts = ", ".join(f"{a} {answers.count(a)}" for a in (HOLDS, NOT, MIXED, UNTESTED) if a in answers)
     rows = read_claims(folder)
     five = [claim.text for claim in CLAIMS if claim.where.startswith("Table")]
     per_network = []
@@ -176,7 +177,7 @@ def _summary(folder: Path) -> str:
         own = [row["answer"] for row in rows if row["network"] == network and row["claim"] in five]
         per_network.append(f"{FULL_NAMES[network]} {own.count(HOLDS)} ({own.count(NOT)} the other way round)")
     return (
-        f"**Of {len(answers)} claims: {counts}.** In the thesis Grad-CAM is better than LIME on all five "
+        f"**{len(answers)} claims: {counts}.** In the thesis Grad-CAM is better than LIME on all five "
         f"means. Means on which it is surely better here: {', '.join(per_network)}."
     )
 
@@ -336,7 +337,9 @@ def draw_budgets(networks: Sequence[Network], path: Path) -> None:
     panels = figure.subplots(1, len(networks), sharey=True, squeeze=False)[0]
     for ax, network in zip(panels, networks, strict=True):
         for i, method in enumerate(m for m in METHODS if m in network.scores):
-            look = {"color": "grey", "ls": "--", "lw": 1} if method in CONTROLS else {"color": f"C{i}"}
+            look: dict[str, Any] = {"color": "black" if method == "rise" else f"C{i}"}
+            if method in CONTROLS:
+                look = {"color": "grey", "ls": ("--", ":", "-.")[CONTROLS.index(method)], "lw": 1.2}
             values = [_at_budget(network, method, budget) for budget in BUDGETS]
             ax.plot([100 * b for b in BUDGETS], values, label=method, **look)
         ax.set_title(FULL_NAMES[network.name], fontsize=9)

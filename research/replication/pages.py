@@ -21,6 +21,7 @@ from typing import Any
 
 from heatproof.disk import write_whole
 from heatproof.verdict.alarms import NAMES
+from research.localisation.pages import claims as localisation_claims
 from research.replication.claims import (
     CLAIMS,
     EPOCHS,
@@ -228,7 +229,9 @@ def _warning_claims() -> list[dict[str, str]]:
 def index_page() -> str:
     rows = read_table("claims")
     answers = {c.text: overall([r["answer"] for r in rows if r["claim"] == c.text]) for c in CLAIMS}
-    others = [*_warning_claims(), *tomllib.loads(OTHERS.read_text("utf-8"))["claim"]]
+    thesis = localisation_claims()
+    listed = tomllib.loads(OTHERS.read_text("utf-8"))["claim"]
+    others = [*_warning_claims(), *thesis, *(c for c in listed if not thesis or c["paper"] != "thesis")]
     counted = {paper: Counter(c["answer"] for c in others if c["paper"] == paper) for paper in PAPERS}
     counted["cscore"].update(answers.values())
     head = ("paper", HOLDS, NOT, MIXED, UNTESTED)
