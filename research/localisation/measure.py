@@ -16,6 +16,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -177,13 +178,20 @@ def mobilenet(file: Path) -> Model:
     return Model(module.eval(), "mobilenet", Preprocess((224, 224), 256, (0.5,) * 3, (0.5,) * 3))
 
 
+@lru_cache(maxsize=len(NETWORKS))
+def _on_device(name: str, data: Path, device: str) -> Model:
+    """A network, read once by each process."""
+    made = open_network(name, data)
+    made.module.to(device)
+    return made
+
+
 def run(unit: Unit, data: Path, device: str) -> dict[str, Any]:
     """The scores of a unit, as JSON."""
     start = time.perf_counter()
     source, size = open_photographs(data)[unit.part], unit.photographs
     rows = range(unit.block * size, min(len(source), (unit.block + 1) * size))
-    exact = open_network(unit.network, data)
-    exact.module.to(device)
+    exact = _on_device(unit.network, data, device)
     fast = Model(Halved(exact.module).eval(), unit.network, exact.preprocess)
     loaded = next(batches(source, exact.preprocess, len(rows), rows, workers=0, fail_fast=True))
     batch = loaded.batch
