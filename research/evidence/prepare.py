@@ -42,10 +42,16 @@ def prepare(data: Path, out: Path, members: Sequence[Member], wheels: Sequence[P
         for path, _, _ in xray_files(data):
             _copy(path, out / path.relative_to(data))
     if sources & {"photographs", "scenes", "cifar"} or any(name.endswith("-photos") for name in sources):
-        _pack_photographs(data, out)
+        pack_photographs(data, out)
     for network in sorted({member.network for member in members}):
         for name in NETWORKS[network].weights:
-            _pack_weights(data / name, out / name)
+            pack_weights(data / name, out / name)
+    pack_packages(out, wheels)
+    return part_sizes(out)
+
+
+def pack_packages(out: Path, wheels: Sequence[Path] = ()) -> None:
+    """Copy packages of this environment that consist of Python code, and unpack the wheels."""
     for name in PACKAGES:
         found = importlib.util.find_spec(name)
         if found is None or found.origin is None:
@@ -55,6 +61,10 @@ def prepare(data: Path, out: Path, members: Sequence[Member], wheels: Sequence[P
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(out / "packages")
+
+
+def part_sizes(out: Path) -> dict[str, int]:
+    """The bytes of each part of a folder."""
     return {part.name: _bytes(part) for part in sorted(out.iterdir())}
 
 
@@ -76,7 +86,8 @@ def _pack_cifar(data: Path, out: Path) -> None:
     np.savez_compressed(out / "cifar10" / "cifar10.npz", **arrays)
 
 
-def _pack_photographs(data: Path, out: Path) -> None:
+def pack_photographs(data: Path, out: Path, quality: int = QUALITY) -> None:
+    """Store the ImageNet photographs at the size to which networks resize them before they crop."""
     folder = out / "imagenet" / "images"
     folder.mkdir(parents=True)
     _copy(data / "imagenet" / "boxes.csv", out / "imagenet" / "boxes.csv")
@@ -85,13 +96,14 @@ def _pack_photographs(data: Path, out: Path) -> None:
             image = opened.convert("RGB")
         scale = SHORT_SIDE / min(image.size)
         size = (round(image.width * scale), round(image.height * scale))
-        image.resize(size, Image.Resampling.BICUBIC).save(folder / path.name, "JPEG", quality=QUALITY)
+        image.resize(size, Image.Resampling.BICUBIC).save(folder / path.name, "JPEG", quality=quality)
 
 
-def _pack_weights(source: Path, target: Path) -> None:
+def pack_weights(source: Path, target: Path, head: bool = False) -> None:
+    """Store weights in half precision. head: with the classifier of ResNet-50."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.stem == "resnet50":
-        weights = {k: v for k, v in load_file(source).items() if not k.startswith("fc.")}  # a new head
+        weights = {k: v for k, v in load_file(source).items() if head or not k.startswith("fc.")}
         target.with_suffix(HALVES).write_bytes(pack_halves(weights))
     elif source.stem == "lite0":
         save_file(_halved(load_model("lite0").module.state_dict()), target)

@@ -21,6 +21,7 @@ from typing import Any
 
 from heatproof.disk import write_whole
 from heatproof.verdict.alarms import NAMES
+from research.localisation.pages import claims as localisation_claims
 from research.replication.claims import (
     CLAIMS,
     EPOCHS,
@@ -263,7 +264,12 @@ def _measured_claims() -> list[dict[str, str]]:
     from research.replication import cose_tables, cscore_pages
 
     claims = cscore_pages.claims() if cscore_pages.TEN.exists() else []
-    return [*claims, *(cose_tables.claims() if cose_tables.FOLDER.exists() else []), *qr_claims()]
+    return [
+        *claims,
+        *(cose_tables.claims() if cose_tables.FOLDER.exists() else []),
+        *qr_claims(),
+        *localisation_claims(),
+    ]
 
 
 def index_page() -> str:
