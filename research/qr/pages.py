@@ -39,7 +39,7 @@ from research.qr.claims import (
 )
 from research.qr.measure import BACKBONES, DEEP, FULL, MASSES, METHODS, PAPER, restored
 from research.replication.claims import HOLDS, MIXED, NOT, UNTESTED, t_interval
-from research.replication.pages import RESULTS, as_csv, read_table
+from research.replication.pages import RESULTS, as_csv, as_table, read_table
 
 FOLDER = RESULTS / "replication" / "qr"
 PAGE = RESULTS / "qr.md"
