@@ -13,6 +13,7 @@ from heatproof.cli import HandledErrors
 from heatproof.cli._console import PATH, console, new_table, say
 from heatproof.disk import write_whole
 from heatproof.models.load import best_device
+from heatproof.verdict.uses import Effects
 from research.evidence import rates as counting
 from research.evidence.measure import METHODS, describe, measure, networks_of
 from research.evidence.networks import NETWORKS
@@ -129,7 +130,12 @@ def real_command(
 @click.argument("results", type=PATH, nargs=-1, required=True)
 @click.option("--table", type=PATH, help="Write a CSV file with a row for each network.")
 @click.option("--write", "target", type=PATH, help="Write effects and rates into this rates.json.")
-def rates_command(results: tuple[Path, ...], table: Path | None, target: Path | None) -> None:
+@click.option(
+    "--rule", type=PATH, help="Take form and effects from this rates.json instead of choosing them."
+)
+def rates_command(
+    results: tuple[Path, ...], table: Path | None, target: Path | None, rule: Path | None
+) -> None:
     """Choose form and effect sizes on one half of the networks and count wrong answers on the other.
 
     RESULTS are joined files; of a network in several, the last counts.
@@ -140,7 +146,11 @@ def rates_command(results: tuple[Path, ...], table: Path | None, target: Path | 
     say(f"{len(records)} networks, {len(some)} do what they were trained for")
     for name, count in sorted(counting.left_out(records).items()):
         say(f"  left out: {count} of {name}")
-    form, effects = counting.choose_form(records)
+    if rule:
+        known = json.loads(rule.read_text("utf-8"))["network"]
+        form, effects = counting.Form.read(known["form"]), Effects(**known["effects"])
+    else:
+        form, effects = counting.choose_form(records)
     some = counting.networks(records, form)
     say(f"{form}\n{effects}")
     by_kind = counting.rates_by_kind(some, effects)

@@ -74,6 +74,12 @@ class Form(NamedTuple):
     def described(self) -> dict[str, Any]:
         return self._asdict() | {"sides": [SIDES[i] for i in self.sides]}
 
+    @classmethod
+    def read(cls, described: Mapping[str, Any]) -> Form:
+        """The form of an entry of rates.json."""
+        sides = tuple(SIDES.index(side) for side in described["sides"])
+        return cls(described["method"], sides, described["statistics"])
+
 
 FORMS = tuple(
     Form(method, sides, statistics)

@@ -122,6 +122,6 @@ def calibration() -> Page:
         "the box of the object covers 10, 30 or 60 % of the image; 80 or 100 % of a class have its cue",
         "the cue changes at most 10 % of B's answers", "fewer than 80 % of the images, are left out",
         "The plan has 104 pairs: 64 of larger networks", "and 40 of tiny ones (32 and 48 pixels)",
-        "two pairs of scenes with boxes of 30 % have too few photographs",
+        "Two pairs of scenes with boxes of 30 % have too few",
     )  # fmt: skip
     return page
