@@ -117,7 +117,10 @@ def test_no_number_and_no_finding_is_left_unchecked(page: Page) -> None:
 
 
 # Written as a whole from CSV files; tests/research compares them.
-GENERATED = ("docs/results/cscore.md", "docs/results/early-warning.md", "docs/results/index.md")
+GENERATED = tuple(
+    f"docs/results/{name}.md"
+    for name in ("cose", "cscore", "cscore-cifar", "early-warning", "index", "localise", "qr", "rankings")
+)
 
 
 def test_every_results_page_is_checked_and_says_how_it_was_made() -> None:
