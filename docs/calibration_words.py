@@ -129,8 +129,8 @@ def _measured_later(table: list[Row]) -> str:
         f"The pairs of ResNet-50 were measured after the rule was fixed, so all {len(later)} of their "
         f"networks are new to it: {_counts(later)}. The rule was not changed. Chosen again with the pairs of "
         f"ResNet-50 that are in the choosing half, it would have another form and other limits, and on the "
-        f"other half {_counts(again)} ([uses_chosen_again.csv](calibration/uses_chosen_again.csv)): the choice depends "
-        "on few networks, and the rates have the uncertainty of their intervals."
+        f"other half {_counts(again)} ([uses_chosen_again.csv](calibration/uses_chosen_again.csv)): the "
+        "choice depends on few networks, and the rates have the uncertainty of their intervals."
     )
 
 
