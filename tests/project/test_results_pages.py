@@ -13,7 +13,6 @@ import re
 import pytest
 from claims import RESULTS, ROOT, Page, Rows
 from claims.calibration import calibration
-from claims.cose import cose
 from claims.evidence import evidence
 from claims.front import front
 from claims.localise import localise
@@ -25,7 +24,6 @@ from claims.speed import limits, speed
 PAGES = [
     front(),
     calibration(),
-    cose(),
     evidence(),
     localise(),
     passes(),
