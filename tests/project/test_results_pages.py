@@ -20,7 +20,6 @@ from claims.front import front
 from claims.localise import localise
 from claims.passes import passes
 from claims.precision import precision
-from claims.qr import qr
 from claims.speed import limits, speed
 
 PAGES = [
@@ -31,7 +30,6 @@ PAGES = [
     evidence(),
     localise(),
     passes(),
-    qr(),
     speed(),
     precision(),
 ]
@@ -118,8 +116,8 @@ def test_no_number_and_no_finding_is_left_unchecked(page: Page) -> None:
     assert uncovered(page, (ROOT / page.name).read_text(encoding="utf-8")) == []
 
 
-# Written as a whole from CSV files; tests/research/test_replication.py compares them.
-GENERATED = ("docs/results/early-warning.md", "docs/results/index.md")
+# Written as a whole from CSV files; tests/research/test_replication.py and test_qr.py compare them.
+GENERATED = ("docs/results/early-warning.md", "docs/results/index.md", "docs/results/qr.md")
 
 
 def test_every_results_page_is_checked_and_says_how_it_was_made() -> None:
