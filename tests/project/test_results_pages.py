@@ -18,7 +18,6 @@ from claims.front import front
 from claims.localise import localise
 from claims.passes import passes
 from claims.precision import precision
-from claims.qr import qr
 from claims.speed import limits, speed
 
 PAGES = [
@@ -27,7 +26,6 @@ PAGES = [
     evidence(),
     localise(),
     passes(),
-    qr(),
     speed(),
     precision(),
 ]
