@@ -229,9 +229,8 @@ def _warning_claims() -> list[dict[str, str]]:
 def index_page() -> str:
     rows = read_table("claims")
     answers = {c.text: overall([r["answer"] for r in rows if r["claim"] == c.text]) for c in CLAIMS}
-    thesis = localisation_claims()
     listed = tomllib.loads(OTHERS.read_text("utf-8"))["claim"]
-    others = [*_warning_claims(), *thesis, *(c for c in listed if not thesis or c["paper"] != "thesis")]
+    others = [*_warning_claims(), *localisation_claims(), *listed]
     counted = {paper: Counter(c["answer"] for c in others if c["paper"] == paper) for paper in PAPERS}
     counted["cscore"].update(answers.values())
     head = ("paper", HOLDS, NOT, MIXED, UNTESTED)
