@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import csv
 import io
-import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -46,7 +45,6 @@ from research.replication.warning import (
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 FOLDER = "replication"
-OTHERS = Path(__file__).with_name("other_claims.toml")
 ALL, GRADUAL = "all trainings", "constant or rising rates"  # the second: no change of phase
 PAPERS = {"cscore": "C-Score", "cambench": "CAMBench-QR", "cose": "COSE", "thesis": "Budgeted localisation"}
 COMMAND = (
@@ -276,9 +274,6 @@ def index_page() -> str:
     rows = read_table("claims")
     answers = {c.text: overall([r["answer"] for r in rows if r["claim"] == c.text]) for c in CLAIMS}
     others = [*_warning_claims(), *_measured_claims()]
-    measured = {claim["paper"] for claim in others}
-    listed = tomllib.loads(OTHERS.read_text("utf-8"))["claim"]
-    others += [claim for claim in listed if claim["paper"] not in measured]
     counted = {paper: Counter(c["answer"] for c in others if c["paper"] == paper) for paper in PAPERS}
     counted["cscore"].update(answers.values())
     head = ("paper", HOLDS, NOT, MIXED, UNTESTED)

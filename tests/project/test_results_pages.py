@@ -15,7 +15,6 @@ from claims import RESULTS, ROOT, Page, Rows
 from claims.calibration import calibration
 from claims.evidence import evidence
 from claims.front import front
-from claims.localise import localise
 from claims.passes import passes
 from claims.precision import precision
 from claims.speed import limits, speed
@@ -24,7 +23,6 @@ PAGES = [
     front(),
     calibration(),
     evidence(),
-    localise(),
     passes(),
     speed(),
     precision(),

@@ -168,7 +168,6 @@ def test_the_plan_counts_inputs() -> None:
     assert measure.inputs_of(Unit("lime", "lite0", 0)) == measure.PARTS["lime"] * 2 * 3250
 
 
-@pytest.mark.skipif(not (pages.FOLDER / "claims.csv").is_file(), reason="the study has not been run")
 def test_the_page_is_made_from_the_tables() -> None:
     text = (pages.RESULTS / "localise.md").read_text("utf-8")
     assert text == pages.localise_page(), "run python -m research.localisation pages"
