@@ -21,6 +21,7 @@ import torch
 
 from benchmarks.busy import watching
 from benchmarks.common import CAMS, Part, Row, cost, write_study
+from benchmarks.profile import Profiler, profiling
 from benchmarks.sections import BenchOptions
 from heatproof.errors import HeatproofError, UnknownNameError, need
 from heatproof.models import load_model
@@ -28,7 +29,6 @@ from heatproof.models.model import Model
 from heatproof.registry import metrics
 from heatproof.run.config import read_metrics
 from heatproof.run.engine import run_study
-from heatproof.run.profile import Profiler, profiling
 from heatproof.timeline import FRAME
 
 ANNOTATION = {"boxes", "masks"}

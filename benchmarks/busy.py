@@ -1,7 +1,7 @@
 """How busy a GPU was, as its driver counts it: shares of time in which at least one kernel ran.
 
-Asked beside the work and by another process, since recording every kernel (`heatproof run --profile`) slows a
-run down by half.
+Measured by another process, since recording every kernel (`python -m benchmarks.profile`) slows a run down
+by half.
 """
 
 from __future__ import annotations

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
-from rich.table import Table
 
 from heatproof.cli._console import PATH, broken_table, console, errors, new_table, say, stopped
 from heatproof.errors import counted
 from heatproof.studies.settings import EXPECT_ACCURACY, HEAD
-
-STAGES_SHOWN = 25
-
-if TYPE_CHECKING:
-    from heatproof.run.profile import Profile, StageTime
 
 
 @click.command("run")
@@ -35,11 +27,10 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Identify images by size and time instead of content: for huge datasets.",
 )
-@click.option("--profile", is_flag=True, help="Measure time by stage: a table, and a timeline for Perfetto.")
 @click.pass_context
 def run_command(
     ctx: click.Context, study: Path, out: Path | None, engine: str, shard: str, dry_run: bool, trust: bool,
-    expect_accuracy: float | None, fail_fast: bool, retry_broken: bool, trust_mtime: bool, profile: bool,
+    expect_accuracy: float | None, fail_fast: bool, retry_broken: bool, trust_mtime: bool,
 ) -> None:  # fmt: skip
     """Run the study in STUDY.toml, or resume it.
 
@@ -66,19 +57,15 @@ def run_command(
       heatproof run study.toml --shard 0/2          on one machine, and 1/2 on another, into one folder
       heatproof run study.toml --engine ray
       heatproof run study.toml --retry-broken       after images were restored or replaced
-      heatproof run study.toml --profile            seconds by stage; profile.trace.json for ui.perfetto.dev
 
     An image that cannot be used, or for which the output is NaN, becomes a row with the reason and the run
     continues; the exit code is then 1. Ctrl-C finishes the current unit and exits with 130.
     """
-    if profile and dry_run:
-        raise click.UsageError("--profile measures a run; leave out --dry-run")
     from heatproof.run.config import read_study
 
     read_study(study)  # reports mistakes in the file before torch is imported, which takes seconds
     from heatproof.run.engine import estimate, outline, prepare, run_study
     from heatproof.run.plan import read_shard
-    from heatproof.run.profile import profiling
     from heatproof.run.progress import Progress
     from heatproof.run.study import foreign_code, open_study
     from heatproof.verdict.judge import conclude
@@ -100,18 +87,11 @@ def run_command(
             say(line)
         show(list(estimate(prepared, part, say)))
         return
-    with profiling() if profile else nullcontext() as profiler:
-        result = run_study(
-            study, out, engine=engine, shard=part, fail_fast=fail_fast, progress=Progress(console),
-            retry_broken=retry_broken, trust_mtime=trust_mtime, profiler=profiler,
-            expect_accuracy=expect_accuracy,
-        )  # fmt: skip
+    result = run_study(
+        study, out, engine=engine, shard=part, fail_fast=fail_fast, progress=Progress(console),
+        retry_broken=retry_broken, trust_mtime=trust_mtime, expect_accuracy=expect_accuracy,
+    )  # fmt: skip
     folder = result.folder.path
-    if profiler:
-        name = "profile" if part[1] == 1 else f"profile-{part[0]}-of-{part[1]}"
-        trace = profiler.write(folder, name)
-        console.print(profile_table(profiler.summary()))
-        say(f"the table as {name}.csv and .json, and a timeline for ui.perfetto.dev: {trace}")
     if result.broken:
         errors.print(broken_table(result.broken))
     if unanswered := result.unanswered:
@@ -132,33 +112,6 @@ def run_command(
         say(f"next: heatproof report {folder}")
     if result.broken or unanswered:
         ctx.exit(1)
-
-
-def profile_table(profile: Profile) -> Table:
-    """Stages of the main thread, longest first, their sum, then what other threads did meanwhile."""
-    busy = profile.busy
-    share = "" if busy is None else f"; the GPU was busy for {busy:.0%} of it after the first unit"
-    clocks = ["seconds", "device", "host", "waiting"] + ["idle"] * (busy is not None)
-    numbers = ("calls", "passes", "inputs", *clocks)
-    title = f"where {profile.wall:.1f} s went, on {profile.device}{share}"
-    table = new_table(title, ("stage", *numbers), right=numbers)
-
-    def add(stage: StageTime, name: str) -> None:
-        counts = (f"{count:,}" if count else "" for count in (stage.calls, stage.passes, stage.inputs))
-        times = (f"{time:,.2f}" if (time := getattr(stage, clock)) else "" for clock in clocks)
-        table.add_row(name, *counts, *times)
-
-    own = [stage for stage in profile.stages if not stage.beside]
-    for stage in own[:STAGES_SHOWN]:
-        add(stage, f"{stage.stage} {stage.what}".strip())
-    if len(own) > STAGES_SHOWN:
-        table.add_row(f"{len(own) - STAGES_SHOWN} more are in the file")
-    table.add_section()
-    add(profile.total, "all")
-    table.add_section()
-    for stage in profile.stages[len(own) :]:
-        add(stage, f"beside: {stage.stage} {stage.what}".strip())
-    return table
 
 
 @click.command("init")

@@ -3,8 +3,8 @@
     monitor = hp.monitor.Monitor(images, labels, methods)
     monitor.step(model, epoch)          inside any training loop
 
-Callbacks for Lightning, Hugging Face, Keras, fastai and MONAI are in callbacks.py, an evaluator for MLflow in
-mlflow.py.
+Callbacks for Lightning, Hugging Face, Keras, fastai and MONAI are in callbacks.py, loggers for experiment
+trackers in trackers.py.
 """
 
 import sys
@@ -19,7 +19,6 @@ from heatproof.verdict.trajectory import Trajectory
 if TYPE_CHECKING:
     from heatproof.monitor.watch import AlarmRaised, Monitor
 
-# MLflow imports its evaluators, and with them this package, at its own start: torch comes later.
 __getattr__, _, _ = lazy_loader.attach(__name__, submod_attrs={"watch": ["AlarmRaised", "Monitor"]})
 __all__ = ["Alarm", "AlarmRaised", "Monitor", "Thresholds", "Trajectory", "find_alarms"]
 

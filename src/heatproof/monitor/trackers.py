@@ -7,12 +7,15 @@ defined are not sent.
 from __future__ import annotations
 
 import html
+import re
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from heatproof.errors import InputError, need
 from heatproof.monitor.measure import StepResult
-from heatproof.monitor.mlflow import mlflow_name
+
+if TYPE_CHECKING:
+    from heatproof.verdict.answers import Verdict
 
 EXTRA = "trackers"
 PICTURE, ALARMS = "heatproof/maps", "heatproof/alarms"
@@ -103,3 +106,42 @@ class WandB:
 
 def _text(report: StepResult) -> str:
     return "\n\n".join(map(str, report.new_alarms))
+
+
+def mlflow_name(name: str) -> str:
+    """A name in letters that MLflow allows.
+
+    >>> mlflow_name("heatproof/cscore/gradcam++/all")
+    'heatproof/cscore/gradcampp/all'
+    """
+    return re.sub(r"[^\w\-. /]", "_", name.replace("+", "p"))
+
+
+def verdict_tags(verdict: Verdict) -> dict[str, str]:
+    """Tags by which models can be filtered: tags.`heatproof.follows.gradcam` = 'yes'."""
+    tags = {
+        "heatproof.headline": verdict.headline,
+        "heatproof.network": verdict.network.answer,
+        "heatproof.checkpoint": verdict.checkpoint,
+        "heatproof.alarms": str(len(verdict.alarms)),
+    }
+    return tags | {f"heatproof.follows.{mlflow_name(m.method)}": m.follows for m in verdict.methods}
+
+
+def tag_model(name: str, version: str | int, run: str | Path | Verdict) -> dict[str, str]:
+    """Write the verdict on a run to a version in MLflow's model registry, and return the tags.
+
+    Args:
+        name, version: of the registered model.
+        run: the folder of a run, or a verdict.
+    """
+    from heatproof.store import RunFolder  # a monitor without a folder needs none of these
+    from heatproof.verdict.answers import Verdict
+    from heatproof.verdict.data import read_run
+    from heatproof.verdict.judge import judge
+
+    verdict = run if isinstance(run, Verdict) else judge(read_run(RunFolder.open(run)))
+    client, tags = need("mlflow", EXTRA).MlflowClient(), verdict_tags(verdict)
+    for key, value in tags.items():
+        client.set_model_version_tag(name, str(version), key, value)
+    return tags

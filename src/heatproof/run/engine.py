@@ -29,7 +29,6 @@ from heatproof.models.running import frozen_eval, is_out_of_memory, usual_precis
 from heatproof.registry import REPEATS, call_text, explainers, metrics, parse_call
 from heatproof.run.checks import check_accuracy, check_study, method_hashes
 from heatproof.run.plan import BUILT_IN, FREE, Origin, PlannedUnit, code_hashes, filled, growing, make_plan
-from heatproof.run.profile import Profiler
 from heatproof.run.progress import Progress, spell
 from heatproof.run.study import ResolvedStudy, StudySource, open_study
 from heatproof.run.worker import (
@@ -151,7 +150,6 @@ def run_study(
     progress: Progress | None = None,
     retry_broken: bool = False,
     trust_mtime: bool = False,
-    profiler: Profiler | None = None,
     network: Model | None = None,
     expect_accuracy: float | None = None,
 ) -> Result:
@@ -166,23 +164,16 @@ def run_study(
         progress: displays progress.
         retry_broken: read images again that could not be read; their files may have changed since.
         trust_mtime: in a new run, identify images by size and modification time instead of their contents.
-        profiler: that of an open `profiling()`.
         network: used instead of the one that the study names; for the local engine.
         expect_accuracy: stop before work starts if the measured accuracy is far off (run/checks.py).
     """
     if engine not in ENGINES:
         raise InputError(f"there is no engine {engine!r}; {did_you_mean(engine, ENGINES)}")
-    if profiler and engine != "local":
-        raise InputError(
-            "only the local engine can be profiled; for one worker's share: --shard 0/N --profile"
-        )
     progress = progress or Progress(quiet=True)
     with span("checking"):
         prepared = prepare(study, out, trust_mtime, progress.say, network, expect_accuracy)
     opened, pictures = prepared.opened, prepared.pictures
     settings = opened.study.run
-    if profiler:
-        profiler.on(opened.device)
     folder = RunFolder.resume(
         prepared.path, prepared.manifest, growing(prepared.manifest.config), FREE, pictures,
         forgiven=forget_broken(prepared.path, pictures) if retry_broken else (), filled=filled,

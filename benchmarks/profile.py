@@ -1,4 +1,6 @@
-"""Profile of a run: a table of its stages and a timeline, from a recording (timeline.py).
+"""Profile of a run: a table of its stages and a timeline, from a recording (heatproof/timeline.py).
+
+    python -m benchmarks.profile STUDY.toml --out RUN
 
 For the main thread, stage by stage: total seconds, of these in passes (`device`), waiting for another thread
 or the device, and the rest (`host`). On a GPU `device` is by its own timers while the host continues, so
@@ -20,16 +22,22 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import torch
+from rich.table import Table
 
+from heatproof.cli import HandledErrors
+from heatproof.cli._console import PATH, console, new_table, say
 from heatproof.disk import write_whole
+from heatproof.run.engine import prepare, run_study
 from heatproof.store.scores import csv_cell
 from heatproof.timeline import FRAME, PASSES, WAITING, Recording, Span, recording
 
 FOLDER = "profile"
 BETWEEN = "between the stages"
 NS = 1e-9
+STAGES_SHOWN = 25
 
 
 @dataclass(frozen=True)
@@ -199,3 +207,51 @@ def _kernels(device: str, kernels: list[tuple[int, int]], began: int) -> Iterato
         if event.device_type() == torch.autograd.DeviceType.CUDA:
             start = event.start_ns() - zero
             kernels.append((start, start + event.duration_ns()))
+
+
+def profile_table(profile: Profile) -> Table:
+    """Stages of the main thread, longest first, their sum, then what other threads did meanwhile."""
+    busy = profile.busy
+    share = "" if busy is None else f"; the GPU was busy for {busy:.0%} of it after the first unit"
+    clocks = ["seconds", "device", "host", "waiting"] + ["idle"] * (busy is not None)
+    numbers = ("calls", "passes", "inputs", *clocks)
+    title = f"where {profile.wall:.1f} s went, on {profile.device}{share}"
+    table = new_table(title, ("stage", *numbers), right=numbers)
+
+    def add(stage: StageTime, name: str) -> None:
+        counts = (f"{count:,}" if count else "" for count in (stage.calls, stage.passes, stage.inputs))
+        times = (f"{time:,.2f}" if (time := getattr(stage, clock)) else "" for clock in clocks)
+        table.add_row(name, *counts, *times)
+
+    own = [stage for stage in profile.stages if not stage.beside]
+    for stage in own[:STAGES_SHOWN]:
+        add(stage, f"{stage.stage} {stage.what}".strip())
+    if len(own) > STAGES_SHOWN:
+        table.add_row(f"{len(own) - STAGES_SHOWN} more are in the file")
+    table.add_section()
+    add(profile.total, "all")
+    table.add_section()
+    for stage in profile.stages[len(own) :]:
+        add(stage, f"beside: {stage.stage} {stage.what}".strip())
+    return table
+
+
+@click.command(cls=HandledErrors)
+@click.argument("study", type=PATH)
+@click.option("--out", type=PATH, required=True, help="The run folder; the profile is in its folder profile.")
+def main(study: Path, out: Path) -> None:
+    """Run STUDY.toml and measure time by stage: a table, and a timeline for ui.perfetto.dev.
+
+    Profiling changes no row. On a GPU keep the study short, because every kernel is recorded.
+    """
+    with profiling() as profiler:
+        opened = prepare(study, out).opened
+        profiler.on(opened.device)
+        result = run_study(opened, out)
+    trace = profiler.write(result.folder.path)
+    console.print(profile_table(profiler.summary()))
+    say(f"the table as profile.csv and .json, and a timeline for ui.perfetto.dev: {trace}")
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m benchmarks.profile")

@@ -1,14 +1,11 @@
-"""heatproof run --profile: what it writes adds up, names every stage, and changes no row."""
+"""python -m benchmarks.profile: what it writes adds up, names every stage, and changes no row."""
 
 from __future__ import annotations
 
 import csv
 import json
-import threading
 import time
 import warnings
-from collections.abc import Generator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,11 +13,9 @@ import torch
 from click.testing import CliRunner
 from torch.profiler import ProfilerActivity, profile
 
-from heatproof.cli import main
-from heatproof.run import profile as section
+from benchmarks import profile as section
+from benchmarks.profile import BETWEEN, Profiler, profiling
 from heatproof.run.engine import run_study
-from heatproof.run.profile import BETWEEN, Profiler, profiling
-from heatproof.run.worker import WAITING_UNITS, WriteQueue, prefetched
 from heatproof.timeline import FRAME, NOTHING, Recording, Span, span
 from tiny_study import fingerprint, make_study
 
@@ -32,7 +27,7 @@ METRICS = ["insertion(steps=4)", "deletion(steps=4)", "randomisation(depths=2)",
 def profiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("profiled")
     study = make_study(folder, images=6, methods=METHODS, metrics=METRICS, checkpoints=["epochs/epoch01.pt"])
-    result = CliRunner().invoke(main, ["run", str(study), "--out", str(folder / "run"), "--profile"])
+    result = CliRunner().invoke(section.main, [str(study), "--out", str(folder / "run")])
     assert result.exit_code == 0, result.output
     (folder / "output.txt").write_text(result.output)
     return folder
@@ -80,16 +75,6 @@ def test_a_profiled_run_has_the_rows_of_another(profiled: Path) -> None:
     run_study(profiled / "study.toml", profiled / "plain")
     assert not (profiled / "plain/profile").exists() and span("x") is NOTHING
     assert fingerprint(profiled / "plain") == fingerprint(profiled / "run")
-
-
-def test_what_cannot_be_profiled_is_refused(tmp_path: Path) -> None:
-    study = make_study(tmp_path, images=2)
-    result = CliRunner().invoke(
-        main, ["run", str(study), "--profile", "--engine", "ray", "--out", str(tmp_path / "r")]
-    )
-    assert result.exit_code == 2 and "only the local engine can be profiled" in result.output
-    result = CliRunner().invoke(main, ["run", str(study), "--profile", "--dry-run"])
-    assert result.exit_code == 2 and "leave out --dry-run" in result.output
 
 
 def test_on_a_gpu_the_device_has_a_clock_of_its_own() -> None:
@@ -150,57 +135,3 @@ def test_torch_tells_when_a_kernel_ran() -> None:
     with section._kernels("cpu", kernels := [], 0):
         pass
     assert kernels == []
-
-
-def test_what_is_done_behind_keeps_its_order_and_its_errors() -> None:
-    done, gate = [], threading.Event()
-
-    def slow() -> None:
-        gate.wait(5)
-        done.append("slow")
-
-    def fails() -> None:
-        raise OSError("the disk is full")
-
-    with WriteQueue() as behind:
-        behind.do(slow)
-        assert done == [] and WAITING_UNITS > 1  # the caller went on
-        gate.set()
-        behind.do(lambda: done.append("next"))
-    assert done == ["slow", "next"]
-    with pytest.raises(OSError, match="full"), WriteQueue() as behind:
-        behind.do(fails)
-    with pytest.raises(KeyError), WriteQueue() as behind:
-        behind.do(lambda: done.append("kept"))
-        raise KeyError
-    assert done[-1] == "kept"
-
-
-def test_the_next_batch_is_prepared_in_the_background() -> None:
-    prepared, closed = [], threading.Event()
-
-    def things() -> Generator[str, None, None]:
-        try:
-            yield from "abc"
-        finally:
-            closed.set()
-
-    with closing(prefetched(things(), prepared.append)) as each:
-        assert next(each) == "a"
-        until = time.monotonic() + 5
-        while "b" not in prepared and time.monotonic() < until:
-            time.sleep(0.001)
-        assert prepared == ["a", "b"]
-    assert closed.is_set()  # though it was left early
-    with closing(prefetched(things(), prepared.append)) as each:
-        assert list(each) == ["a", "b", "c"]
-
-
-def broken() -> Generator[str, None, None]:
-    yield "a"
-    raise OSError("gone")
-
-
-def test_what_goes_wrong_ahead_is_raised_to_the_caller() -> None:
-    with pytest.raises(OSError, match="gone"), closing(prefetched(broken(), str)) as each:
-        list(each)
