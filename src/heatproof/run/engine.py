@@ -433,10 +433,10 @@ class Trials:
             for _, function, count in self._repeats(text):
                 full[function] = max(count, full.get(function, 1))
         few = {function: min(FEWEST, count) for function, count in full.items()}
-        if longest is not None and (each := self._bare()) * self._expected(few) > longest:
+        if longest is not None and (bare := self._bare()) * self._expected(few) > longest:
             inputs = self._expected(full)
             self.basis = f"bare passes, for about {inputs:,.0f} inputs of each image"
-            return Trial(self.decoding + inputs * each, inputs)
+            return Trial(self.decoding + inputs * bare, inputs)
         base = self._try(1, few)
         if warm or base.seconds * GROWTH < self.cheap:
             base = self._try(1, few)  # the first one warmed up
