@@ -39,8 +39,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts what run
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if not torch.cuda.is_available():
     # torch.manual_seed stores a formatted stack trace for each kind of GPU that may be initialised later.
-    for gpus in (torch.cuda, torch.xpu, torch.mtia):
-        gpus.manual_seed_all = lambda seed: None
+    torch.cuda.manual_seed_all = torch.xpu.manual_seed_all = torch.mtia.manual_seed_all = lambda seed: None
 
 
 class Doctests:

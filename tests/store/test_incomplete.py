@@ -34,6 +34,7 @@ IN_TURN = (
     ("gate", "--rule", "follows gradcam", "--rule", "accuracy >= 0"),
     ("sql", "from status"),
 )
+Commands = tuple[tuple[str, ...], ...]
 OTHER_TYPES: tuple[Any, ...] = ("text", 7, -1.5, None, True, [1], {"key": 1})
 
 
@@ -239,9 +240,8 @@ def _at(value: Any, way: tuple[Any, ...]) -> Any:
 )
 def test_no_value_of_another_type_crashes_a_command(out: Path, name: str, with_report: bool) -> None:
     """With each value, `verify` and the other commands in turn; with_report: also `report` each time."""
-    always, in_turn = (("verify",), REPORT), IN_TURN
-    if not with_report:
-        always, in_turn = always[:1], (REPORT, *IN_TURN)
+    always: Commands = (("verify",), REPORT) if with_report else (("verify",),)
+    in_turn: Commands = IN_TURN if with_report else (REPORT, *IN_TURN)
     path = sorted((out / "seals").iterdir())[0] if name == "seals" else out / name
     if name == "left_out.json":
         write_record(path, {"reasons": {"lime": "too slow"}})
