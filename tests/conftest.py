@@ -8,7 +8,9 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,11 @@ from _pytest.doctest import DoctestModule
 from hypothesis import settings
 from torch import nn
 
+from heatproof.report import figures
+from heatproof.store import manifest
+
 DATA = Path(__file__).parent / "data"
+FORMATS = figures.FORMATS
 SOURCE = Path(__file__).parents[1] / "src"
 REAL_DATA = Path(__file__).parents[2] / "shared" / "data"
 
@@ -31,6 +37,9 @@ os.fsync = lambda fd: None
 os.environ.pop("COLUMNS", None)  # of the terminal that tests are started from; tables are as in a pipe
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts what runs in its background so
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if not torch.cuda.is_available():
+    # torch.manual_seed stores a formatted stack trace for each kind of GPU that may be initialised later.
+    torch.cuda.manual_seed_all = torch.xpu.manual_seed_all = torch.mtia.manual_seed_all = lambda seed: None
 
 
 class Doctests:
@@ -62,24 +71,36 @@ def pytest_sessionfinish() -> None:
 @pytest.fixture(autouse=True)
 def repeatable() -> None:
     """Every test draws the same numbers each time, whichever tests ran before it."""
-    # Without a GPU, torch.manual_seed formats a stack trace each time for the day that one is used.
-    torch.manual_seed(0) if torch.cuda.is_available() else torch.default_generator.manual_seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_environment() -> Iterator[None]:
+    """Versions of packages are read once and the git state once per folder, 65 ms of a run; figures are PNG.
+
+    The other formats take two thirds of a figure's time.
+    """
+    versions, state = cache(manifest.package_versions), cache(manifest.git_state)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manifest, "package_versions", lambda: dict(versions()))
+        patch.setattr(manifest, "git_state", lambda folder: copy(state(folder)))
+        patch.setattr(figures, "FORMATS", ("png",))
+        yield
 
 
 @pytest.fixture
-def one_format(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures as PNG alone, which takes a third of the time; fixtures of a whole module have them all."""
-    monkeypatch.setattr("heatproof.report.figures.FORMATS", ("png",))
+def every_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures as outside of tests: SVG, PDF and PNG."""
+    monkeypatch.setattr(figures, "FORMATS", FORMATS)
 
 
 @pytest.fixture(scope="module")
 def short_studies() -> Iterator[None]:
-    """Figures as PNG alone, 20 resamples behind correlations without size, passes timed for 10 ms."""
+    """20 resamples behind correlations without size, passes timed for 10 ms."""
     from heatproof.studies.qr import results
 
     resample = results.resample
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("heatproof.report.figures.FORMATS", ("png",))
         patch.setattr("heatproof.studies.qr.protocol.SECONDS", 0.01)
         few = lambda n, count=1000, seed=0: resample(n, 20 if count == 200 else count, seed)  # noqa: E731
         patch.setattr(results, "resample", few)

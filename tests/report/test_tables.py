@@ -72,6 +72,7 @@ def template(monkeypatch: pytest.MonkeyPatch) -> str:
     return "page.md"
 
 
+@pytest.mark.usefixtures("every_format")
 def test_a_report_writes_one_page_and_its_files(tmp_path: Path, template: str) -> None:
     line = lines([[Panel([Line([0, 1], [0, 1])])]], 4, 3)
     text = write_page(tmp_path, template, [table(), None], {"line": line}).page.read_text()
@@ -83,6 +84,7 @@ def test_a_report_writes_one_page_and_its_files(tmp_path: Path, template: str) -
     }  # fmt: skip
 
 
+@pytest.mark.usefixtures("every_format")
 def test_the_same_figure_is_the_same_file(tmp_path: Path, template: str) -> None:
     for name in ("a", "b"):
         line = lines([[Panel([Line([0, 1], [1, 0], "falls")])]], 4, 3)

@@ -40,7 +40,16 @@ def drawn(count: int = 8, share: float = 0.3) -> Drawn:
 
 @pytest.mark.parametrize(
     ("name", "box"),
-    [(name, box) for name in SOURCES for box in ((30,) if name in NEEDS_DATA else (10, 30, 60))],
+    [
+        *((name, 30) for name in SOURCES),
+        *(("shapes", box) for box in (10, 60)),
+        *(
+            pytest.param(name, box, marks=pytest.mark.seeds)
+            for name in SOURCES
+            for box in (10, 60)
+            if name not in {"shapes", *NEEDS_DATA}
+        ),
+    ],
 )
 def test_sources_have_regions_of_the_stated_size(name: str, box: int) -> None:
     if name in NEEDS_DATA and not REAL_DATA.is_dir():

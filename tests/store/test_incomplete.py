@@ -28,12 +28,13 @@ from made_run import made_record, make_run
 from tiny_study import make_study
 
 TESTS = ("specificity_weights", "specificity_place")
-ALWAYS = (("verify",), ("report", "--gallery", "3"))
+REPORT = ("report", "--gallery", "3")
 IN_TURN = (
     ("verdict",),
     ("gate", "--rule", "follows gradcam", "--rule", "accuracy >= 0"),
     ("sql", "from status"),
 )
+Commands = tuple[tuple[str, ...], ...]
 OTHER_TYPES: tuple[Any, ...] = ("text", 7, -1.5, None, True, [1], {"key": 1})
 
 
@@ -229,8 +230,18 @@ def _at(value: Any, way: tuple[Any, ...]) -> Any:
     return value
 
 
-@pytest.mark.parametrize("name", ["run.json", *sorted(RECORDS.keys() - {"verdict.json"}), "seals"])
-def test_no_value_of_another_type_crashes_a_command(out: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "with_report"),
+    [
+        *((name, False) for name in ("run.json", "seals")),  # with more values than all others together
+        *(pytest.param(name, True, marks=pytest.mark.seeds) for name in ("run.json", "seals")),
+        *((name, True) for name in sorted(RECORDS.keys() - {"verdict.json"})),
+    ],
+)
+def test_no_value_of_another_type_crashes_a_command(out: Path, name: str, with_report: bool) -> None:
+    """With each value, `verify` and the other commands in turn; with_report: also `report` each time."""
+    always: Commands = (("verify",), REPORT) if with_report else (("verify",),)
+    in_turn: Commands = IN_TURN if with_report else (REPORT, *IN_TURN)
     path = sorted((out / "seals").iterdir())[0] if name == "seals" else out / name
     if name == "left_out.json":
         write_record(path, {"reasons": {"lime": "too slow"}})
@@ -241,7 +252,7 @@ def test_no_value_of_another_type_crashes_a_command(out: Path, name: str) -> Non
     refused = 0
     for i, content in enumerate(harmed(known_record(path))):
         write_record(path, content)
-        for command, *options in (*ALWAYS, IN_TURN[i % len(IN_TURN)]):
+        for command, *options in (*always, in_turn[i % len(in_turn)]):
             result = heatproof(command, out, *options)
             sentence = result.output.rpartition("error: ")[2].strip()
             assert result.exit_code in (0, 1, 2), (path.read_text()[:2000], command, result.output)

@@ -15,7 +15,6 @@ from torch import nn
 import heatproof as hp
 from heatproof.errors import HeatproofError, InputError
 from heatproof.models.layers import find_module
-from heatproof.report import figures
 from heatproof.studies.localise.images import AMBIGUOUS, GROUPS, class_groups, excluded
 from heatproof.studies.localise.protocol import _config, localise_study
 from heatproof.studies.localise.results import crossing, swept_methods
@@ -42,11 +41,8 @@ def finished(place: Path) -> Any:
         # Nothing is ever on the object, so that every picture is flagged and a pattern is looked for.
         "thresholds": FlagThresholds(off_object=1.01, high_insertion=0.0),
     }  # fmt: skip
-    patch = pytest.MonkeyPatch()
-    patch.setattr(figures, "FORMATS", ("png",))
     make_folder(place / "data", [("09.png", 0, 32, 32, 4, 4, 19, 19), ("10.png", 0, 32, 32, 4, 4, 19, 19)])
     outcome = localise_study(settings_for(place, place / "out", **changes))
-    patch.undo()
     return outcome
 
 

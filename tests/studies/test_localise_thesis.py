@@ -17,7 +17,6 @@ from test_study_localise import NETWORK, SQUARES, make_folder, paint, settings_f
 import heatproof as hp
 from heatproof.errors import InputError
 from heatproof.metrics.interventions import ALIKE, similarities
-from heatproof.report import figures
 from heatproof.studies.localise.images import GROUPS, class_groups, cue_rows, read_cues
 from heatproof.studies.localise.panels import most_certain
 from heatproof.studies.localise.protocol import localise_study
@@ -42,8 +41,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def finished(place: Path) -> Any:
-    patch = pytest.MonkeyPatch()
-    patch.setattr(figures, "FORMATS", ("png",))
     outcome = localise_study(
         settings_for(
             place,
@@ -57,7 +54,6 @@ def finished(place: Path) -> Any:
             cues=place / "cues" / "cues.csv",
         )
     )
-    patch.undo()
     return outcome
 
 

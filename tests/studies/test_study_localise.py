@@ -195,7 +195,7 @@ def test_the_page_says_what_was_left_and_what_was_found(finished: Any, scored: L
     assert "7 whose box covers 10% to 80% of the image" in page
     agree = sum(order.agrees for order in results.orders(scored))
     assert f"LIME on all five means. Here it is ahead on {agree} of 5" in page
-    assert "faithfulness.png" in page and (finished[0].out / "figures" / "budgets.svg").exists()
+    assert "faithfulness.png" in page and (finished[0].out / "figures" / "budgets.png").exists()
     assert (finished[0].out / "tables" / "classes.csv").read_text().count("\n") == 1 + 3 * 5
 
 
@@ -368,7 +368,6 @@ def test_panels_hold_every_view(finished: Any) -> None:
     assert red > 100 and green > 100  # both curves
 
 
-@pytest.mark.usefixtures("one_format")
 def test_a_killed_study_goes_on(
     place: Path, finished: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -413,7 +412,6 @@ def test_ctrl_c_ends_the_study_after_the_unit_in_hand(
     assert not (tmp_path / "out" / "summary.md").exists()
 
 
-@pytest.mark.usefixtures("one_format")
 def test_the_report_is_rebuilt_without_a_model(
     finished: Any, scored: LocaliseResults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -425,7 +423,6 @@ def test_the_report_is_rebuilt_without_a_model(
     assert set(results.report_figures(scored)) == set(finished[1].book.figures)
 
 
-@pytest.mark.usefixtures("one_format")
 def test_bad_entries_are_set_aside_and_the_rest_goes_on(place: Path, tmp_path: Path) -> None:
     extra = [
         ("nobox.png", 0, 32, 32, "", "", "", ""),
@@ -530,7 +527,6 @@ def test_xml_boxes_and_csv_manifests(tmp_path: Path) -> None:
     assert [label for _, label in by_list.entries] == [label for label, _, _ in SQUARES]
 
 
-@pytest.mark.usefixtures("one_format")
 def test_the_predicted_class_may_be_explained(place: Path, tmp_path: Path) -> None:
     usual = settings_for(place, tmp_path / "out", methods=("gradcam",), target="predicted", panels=1)
     outcome = localise_study(replace(usual, preprocess="own"))
@@ -538,7 +534,6 @@ def test_the_predicted_class_may_be_explained(place: Path, tmp_path: Path) -> No
     assert scores.explained == scores.predicted and (tmp_path / "out/panels/confused-02.png").exists()
 
 
-@pytest.mark.usefixtures("one_format")
 def test_command_from_an_empty_directory(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
