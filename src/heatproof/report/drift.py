@@ -6,17 +6,20 @@ Maps are compared within predicted classes; a statistic is the mean over classes
                   centre         distance between the mean centres of mass; 1: a side of the image
     spread        dispersion     |difference of the means| (metrics/localisation.py)
                   largest area   the same of the largest area's share of the budget
+    blank maps    blank maps     the same of the share of maps that are constant
     consistency   C-Score        |difference of the C-Scores|, with equal weights (metrics/cscores.py)
-    evidence      patch of C     |difference of the shares of images| that contain a recurring patch, for each
-                                 patch that the reference's evidence test found, in runs with stored images
+
+and of recurring patches that the reference's evidence test names, over all images of runs that store images:
+
+    evidence      patch of C     |difference of the shares of images| that contain the patch
 
 A map is its share of mass in a grid of at most 16 cells a side. Only maps that explain the prediction count.
 
-Null: in each predicted class, all images of both samples are split at random into parts of the same sizes,
-which are compared in the same way; p = (1 + splits with at least the observed difference) / (1 + splits) is
-exact for independent images of one distribution. Drift: a Holm-corrected p is below 5 %. Splits of the
-reference alone do not contain what is rare in it: for 60 and 30 images of the same kind, they led to false
-alarms in 12 % of 60 trials.
+Null: the images of both samples are split at random into parts of the same sizes (within predicted classes,
+except for patches), which are compared in the same way; p = (1 + splits with at least the observed
+difference) / (1 + splits) is exact for independent images of one distribution. Drift: a Holm-corrected p is
+below 5 %. Splits of the reference alone do not contain what is rare in it: for 60 and 30 images of the same
+kind, they led to false alarms in 12 % of 60 trials.
 """
 
 from __future__ import annotations
@@ -73,15 +76,16 @@ FEWEST = 4, 2  # images of a class: reference, live
 BATCH = 256  # maps in memory at a time
 CLASSES_SHOWN, PATCHES = 4, 3
 QUESTIONS = {"mean map": "place", "centre": "place", "dispersion": "spread", "largest area": "spread",
-             "C-Score": "consistency"}  # fmt: skip
+             "blank maps": "blank maps", "C-Score": "consistency"}  # fmt: skip
 
 
 class Sample(NamedTuple):
     """What is compared of some maps; the leading axis is the image."""
 
     cells: np.ndarray  # "n h w": share of the map's mass, 0 for a constant map
-    numbers: np.ndarray  # "n k": centre of mass by axis, dispersion, largest area, and 0 or 1 for each patch
+    numbers: np.ndarray  # "n k": centre of mass by axis, dispersion, largest area, blank
     classes: np.ndarray  # "n": explained
+    patches: np.ndarray  # "n p": 1 if the image contains the patch
 
     def take(self, rows: np.ndarray) -> Sample:
         return Sample(*(field[rows] for field in self))
@@ -91,20 +95,22 @@ class Sample(NamedTuple):
 
 
 def describe(maps: Maps) -> Sample:
-    """The maps that are not constant, reduced to what is compared."""
-    values = normalise(maps.values.detach().float().cpu())
-    size = [min(CELLS, side) for side in values.shape[1:]]
-    mass = F.interpolate(values[:, None], size, mode="area")[:, 0].double()
-    used = ~maps.degenerate.cpu()
-    cells = (mass[used] / mass[used].flatten(1).sum(1).view(-1, *[1] * len(size))).numpy()
-    numbers = [
-        (cells.sum(tuple(k for k in range(1, cells.ndim) if k != axis)) @ ((np.arange(n) + 0.5) / n))
-        for axis, n in enumerate(size, 1)
-    ]
-    masks = budget_masks(replace(maps, values=maps.values[used.to(maps.values.device)])).cpu().numpy()
-    shares = [area_shares(mask) for mask in masks]
-    numbers += [np.array([1 - (s**2).sum() for s in shares]), np.array([s.max() for s in shares])]
-    return Sample(cells.astype(np.float32), np.stack(numbers, 1), maps.explained.cpu()[used].numpy())
+    """Reduce maps to what is compared; a constant map has no mass, its centre is that of the image."""
+    mass = normalise(maps.values.detach().float().cpu())[:, None]
+    mass = F.interpolate(mass, [min(CELLS, side) for side in mass.shape[2:]], mode="area")[:, 0]
+    blank, cells = maps.degenerate.cpu().numpy(), mass.numpy()
+    axes = range(1, cells.ndim)
+    total = cells.sum(tuple(axes), keepdims=True)
+    cells = np.divide(cells, total, out=np.zeros_like(cells), where=total > 0)
+    columns = []
+    for axis in axes:
+        along = cells.sum(tuple(other for other in axes if other != axis))
+        columns.append(np.where(blank, 0.5, along @ ((np.arange(along.shape[1]) + 0.5) / along.shape[1])))
+    areas = [area_shares(mask) for mask in budget_masks(maps).cpu().numpy()]
+    columns += [np.array([1 - (s**2).sum() for s in areas]), np.array([s.max(initial=0) for s in areas])]
+    numbers = np.stack([*columns, blank], 1, dtype=np.float64)
+    numbers[blank, -3:-1] = 0
+    return Sample(cells, numbers, maps.explained.cpu().numpy(), np.zeros((len(maps), 0)))
 
 
 class DriftTest(NamedTuple):
@@ -176,7 +182,7 @@ class Drift:
         for name, (before, after) in self.means.items():
             maps = np.stack([before, after, after - before, before - after]).clip(0)
             maps = maps.max(1) if maps.ndim == 4 else maps  # a volume from above
-            maps = resized(maps / maps[:2].max(), (224, 224))
+            maps = resized(maps / max(maps[:2].max(), 1e-12), (224, 224))
             rows.append(
                 [Tile(Image.fromarray(colours(m)), f"{name}: {t}") for t, m in zip(titles, maps, strict=True)]
             )
@@ -198,7 +204,7 @@ def compare_samples(
     Args:
         reference, live: the samples.
         method, names: of the maps, and of their classes by number.
-        patches: names of the last columns of `numbers`.
+        patches: their names.
         splits, seed: of the null.
     """
     if splits < 100:
@@ -234,15 +240,22 @@ def compare_samples(
         distances = np.abs(cells).sum(1) / 2, np.linalg.norm(centre, axis=1), *np.abs(others).T
         sums[0] = sums[0] + weight * np.stack(distances)
         sums[1] = sums[1] + weight * np.stack([level[0, -others.shape[1] :] for level in levels])
-    titles = [*list(QUESTIONS)[:-1], *patches, "C-Score"]
-    values = np.pad(sums[1], ((0, 0), (2, 0)), constant_values=np.nan)  # a map and a position are no number
-    at_least = (sums[0][:, 1:] >= sums[0][:, :1] - 1e-9).sum(1)
-    p = holm(dict(zip(titles, ((1 + at_least) / (1 + splits)).tolist(), strict=True)))
+    titles, differences = [*QUESTIONS, *patches], [*sums[0]]
+    levels = np.pad(sums[1], ((0, 0), (2, 0)), constant_values=np.nan)  # a map and a position are no number
+    for column in range(len(patches)):
+        n, m = len(reference.classes), len(live.classes)
+        hits = [int(sample.patches[:, column].sum()) for sample in (reference, live)]
+        drawn = random.hypergeometric(sum(hits), n + m - sum(hits), m, splits)
+        parts = np.array([hits[1], *drawn])
+        differences.append(np.abs(parts / m - (sum(hits) - parts) / n))
+        levels = np.column_stack([levels, [hits[1] / m, hits[0] / n]])
+    shares = [float((1 + (d[1:] >= d[0] - 1e-9).sum()) / (1 + splits)) for d in differences]
+    p = holm(dict(zip(titles, shares, strict=True)))
     tests = tuple(
         DriftTest(
-            t, QUESTIONS.get(t, "evidence"), values[1, k], values[0, k], d[0], np.quantile(d[1:], 0.95), p[t]
+            t, QUESTIONS.get(t, "evidence"), levels[1, k], levels[0, k], d[0], np.quantile(d[1:], 0.95), p[t]
         )
-        for k, (t, d) in enumerate(zip(titles, sums[0], strict=True))
+        for k, (t, d) in enumerate(zip(titles, differences, strict=True))
     )
     notes = []
     if left := len(live.classes) - total:
@@ -277,13 +290,12 @@ def read_sample(side: RunSide, method: str, patches: Sequence[np.ndarray] = ()) 
     for start in range(0, len(ids), BATCH):
         maps = store.read(checkpoint, method, ids[start : start + BATCH])
         part = describe(maps)
-        names = [name for name, blank in zip(maps.ids, maps.degenerate.tolist(), strict=True) if not blank]
-        seen = np.array([[_contains(side, name, patch) for patch in patches] for name in names], float)
-        parts.append(part._replace(numbers=np.hstack([part.numbers, seen.reshape(len(names), -1)])))
+        seen = [[_contains(side, name, patch) for name in maps.ids] for patch in patches]
+        parts.append(part._replace(patches=np.column_stack([part.patches, *seen])))
     if other := len(images.ids) - len(ids):
         notes.append(
-            f"{other} of {len(images.ids)} images of {side.data.folder.path} left out: their maps do not explain "
-            'the prediction; to include them, run its study with run.targets = "predicted"'
+            f"{other} of {len(images.ids)} images of {side.data.folder.path} left out: their maps do not "
+            'explain the prediction; to include them, run its study with run.targets = "predicted"'
         )
     return Sample(*(np.concatenate(field) for field in zip(*parts, strict=True))), notes
 
@@ -367,7 +379,7 @@ class DriftMonitor:
         >>> monitor = DriftMonitor(maps[0])
         >>> monitor.add(maps[1])
         >>> monitor.seen, len(monitor.result().tests)
-        (90, 5)
+        (90, 6)
     """
 
     def __init__(
