@@ -248,8 +248,8 @@ def drift(
     """
     from heatproof.report.drift import find_drift
 
-    sides = [run.folder if isinstance(run, Run) else run for run in (reference, live)]
-    return find_drift(*sides, out, splits, seed)
+    first, second = (run.folder if isinstance(run, Run) else run for run in (reference, live))
+    return find_drift(first, second, out, splits, seed)
 
 
 def evidence(

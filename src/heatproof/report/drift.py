@@ -188,81 +188,67 @@ class Drift:
             )
         return sheet(rows)
 
-    def __str__(self) -> str:
-        lines = [
-            f"  {t.name}: {t.difference:.3f} (usual: up to {t.usual:.3f}), p = {t.p:.3f}" for t in self.tests
-        ]
-        return "\n".join([f"{self.headline}.", *lines, *(f"  note: {note}" for note in self.notes)])
-
 
 def compare_samples(
     reference: Sample, live: Sample, method: str = "", names: Mapping[int, str] | None = None,
     patches: Sequence[str] = (), splits: int = 1000, seed: int = 0,
 ) -> Drift:  # fmt: skip
-    """Compare two samples of maps.
-
-    Args:
-        reference, live: the samples.
-        method, names: of the maps, and of their classes by number.
-        patches: their names.
-        splits, seed: of the null.
-    """
+    """Compare two samples of maps of a method. names: of the classes; patches: names of the patches."""
     if splits < 100:
         raise InputError(f"splits must be at least 100, so that p can be below 5 %; got {splits}")
     if reference.cells.shape[1:] != live.cells.shape[1:]:
         sizes = " and ".join("x".join(map(str, s.cells.shape[1:])) for s in (reference, live))
         raise InputError(f"the maps have {sizes} cells; compare maps of the same network and method")
-    random, side, name_of = np.random.default_rng(seed), reference.cells.shape[1:], names or {}
-    rows = {
-        c: [np.flatnonzero(s.classes == c) for s in (reference, live)]
-        for c in np.unique(live.classes).tolist()
-    }
-    used = {c: r for c, r in rows.items() if all(len(own) >= n for own, n in zip(r, FEWEST, strict=True))}
-    total = sum(len(own) for _, own in used.values())
-    if total < MIN_N:
+    random, every, samples = np.random.default_rng(seed), np.unique(live.classes), (reference, live)
+    rows = {c: [np.flatnonzero(s.classes == c) for s in samples] for c in every.tolist()}
+    used = {c: r for c, r in rows.items() if len(r[0]) >= FEWEST[0] and len(r[1]) >= FEWEST[1]}
+    n, m = (sum(len(own[k]) for own in used.values()) for k in (0, 1))
+    if m < MIN_N:
         raise InputError(
-            f"only {counted(total, 'live image')} can be compared, and {MIN_N} are needed, with at least "
+            f"only {counted(m, 'live image')} can be compared, and {MIN_N} are needed, with at least "
             f"{FEWEST[0]} reference images of the same predicted class; add images"
         )
-    sums: list[Any] = [0, 0]
-    means = {}
-    for c, own in sorted(used.items(), key=lambda item: -len(item[1][1])):
-        weight = len(own[1]) / total
-        a, b = (s.take(random.permutation(r)[:MOST]) for s, r in zip((reference, live), own, strict=True))
-        n, m = len(a.classes), len(b.classes)
-        if len(means) < CLASSES_SHOWN:
-            means[name_of.get(c, f"class {c}")] = a.cells.mean(0), b.cells.mean(0)
-        group = np.tile(np.arange(n + m) >= n, (1 + splits, 1))  # the first row is the observation
-        group[1:] = random.permuted(group[1:], axis=1)
-        levels = np.split(_means(a.joined(b), np.concatenate([group, ~group]).astype(np.float32)), 2)
-        parts = np.cumsum([np.prod(side), len(side)])
-        cells, centre, others = np.split(levels[0] - levels[1], parts, axis=1)
-        distances = np.abs(cells).sum(1) / 2, np.linalg.norm(centre, axis=1), *np.abs(others).T
-        sums[0] = sums[0] + weight * np.stack(distances)
-        sums[1] = sums[1] + weight * np.stack([level[0, -others.shape[1] :] for level in levels])
-    titles, differences = [*QUESTIONS, *patches], [*sums[0]]
-    levels = np.pad(sums[1], ((0, 0), (2, 0)), constant_values=np.nan)  # a map and a position are no number
+    pairs = {
+        c: [s.take(random.permutation(r)[:MOST]) for s, r in zip(samples, own, strict=True)]
+        for c, own in sorted(used.items(), key=lambda item: -len(item[1][1]))
+    }
+    parts = [_compare_class(*pair, splits, random) for pair in pairs.values()]
+    weights = [len(used[c][1]) for c in pairs]
+    changes, levels = (np.average([p[k] for p in parts], axis=0, weights=weights) for k in (0, 1))
     for column in range(len(patches)):
-        n, m = len(reference.classes), len(live.classes)
-        hits = [int(sample.patches[:, column].sum()) for sample in (reference, live)]
-        drawn = random.hypergeometric(sum(hits), n + m - sum(hits), m, splits)
-        parts = np.array([hits[1], *drawn])
-        differences.append(np.abs(parts / m - (sum(hits) - parts) / n))
-        levels = np.column_stack([levels, [hits[1] / m, hits[0] / n]])
-    shares = [float((1 + (d[1:] >= d[0] - 1e-9).sum()) / (1 + splits)) for d in differences]
-    p = holm(dict(zip(titles, shares, strict=True)))
+        total, hits = len(reference.classes) + len(live.classes), [s.patches[:, column] for s in samples]
+        count = int(sum(h.sum() for h in hits))
+        drawn = random.hypergeometric(count, total - count, len(hits[1]), splits)
+        drawn = np.array([hits[1].sum(), *drawn])
+        change = np.abs(drawn / len(hits[1]) - (count - drawn) / len(hits[0]))
+        changes = np.vstack([changes, change])
+        levels = np.column_stack([levels, [h.mean() for h in hits]])
+    titles = [*QUESTIONS, *patches]
+    shares = (1 + (changes[:, 1:] >= changes[:, :1] - 1e-9).sum(1)) / (1 + splits)
+    p = holm(dict(zip(titles, shares.tolist(), strict=True)))
+    usual = np.quantile(changes[:, 1:], 0.95, axis=1)
     tests = tuple(
-        DriftTest(
-            t, QUESTIONS.get(t, "evidence"), levels[1, k], levels[0, k], d[0], np.quantile(d[1:], 0.95), p[t]
-        )
-        for k, (t, d) in enumerate(zip(titles, differences, strict=True))
+        DriftTest(title, QUESTIONS.get(title, "evidence"), *map(float, numbers), p[title])
+        for title, *numbers in zip(titles, *levels, changes[:, 0], usual, strict=True)
     )
-    notes = []
-    if left := len(live.classes) - total:
-        notes.append(
-            f"{counted(left, 'live image')} left out: the reference has too few of the predicted class"
-        )
-    return Drift(tests, method, (sum(len(own) for own, _ in used.values()), total), means, tuple(notes))
+    means = {c: (a.cells.mean(0), b.cells.mean(0)) for c, (a, b) in list(pairs.items())[:CLASSES_SHOWN]}
+    named = {(names or {}).get(c, f"class {c}"): both for c, both in means.items()}
+    left = f"{len(live.classes) - m} live images left out: the reference has too few of their predicted class"
+    return Drift(tests, method, (n, m), named, (left,) if len(live.classes) > m else ())
+
+
+def _compare_class(
+    a: Sample, b: Sample, splits: int, random: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Differences "k 1+splits", the observed one first, and the numbers "2 k" of both samples (NaN: none)."""
+    n, side = len(a.classes), a.cells.shape[1:]
+    groups = np.tile(np.arange(n + len(b.classes)) >= n, (1 + splits, 1))
+    groups[1:] = random.permuted(groups[1:], axis=1)
+    live, rest = np.split(_means(a.joined(b), np.concatenate([groups, ~groups]).astype(np.float32)), 2)
+    cells, centre, others = np.split(live - rest, np.cumsum([np.prod(side), len(side)]), axis=1)
+    changes = np.stack([np.abs(cells).sum(1) / 2, np.linalg.norm(centre, axis=1), *np.abs(others).T])
+    levels = np.stack([part[0, -others.shape[1] :] for part in (rest, live)])
+    return changes, np.pad(levels, ((0, 0), (2, 0)), constant_values=np.nan)
 
 
 def _means(sample: Sample, groups: np.ndarray) -> np.ndarray:
@@ -316,8 +302,9 @@ def live_run(
     """Explain the predictions of images with the network and the methods of a run, in a new run folder."""
     folder, config = reference.data.folder, reference.data.manifest.config
     # Paths of a study are relative to its file, which lies beside the run of an audit.
-    files = [folder.path.parent / "study.toml", *(w for w in folder.manifest.command if w.endswith(".toml"))]
-    base = next((Path(file).resolve().parent for file in files if Path(file).is_file()), Path.cwd())
+    files = [folder.path.parent / "study.toml", *map(Path, folder.manifest.command)]
+    studies = (file for file in files if file.suffix == ".toml" and file.is_file())
+    base = next(studies, Path("study.toml")).resolve().parent
     guess = guess_source(images)
     name = reference.data.checkpoint
     file = next((c.file for c in find_checkpoints(study_from(config), base) if c.name == name), None)
@@ -345,8 +332,8 @@ def find_drift(
         live = live_run(first, live, out, progress)
     sides = first, read_side(live)
     method = _method(sides)
-    items = first.data.evidence.items if first.data.evidence else ()
-    items = [item for item in items if item.kind == "patch" and item.recurring and item.crops][:PATCHES]
+    known = first.data.evidence.items if first.data.evidence else ()
+    items = [item for item in known if item.kind == "patch" and item.recurring and item.crops][:PATCHES]
     patches = [item.crops[0] for item in items]
     samples, notes = zip(*(read_sample(side, method, patches) for side in sides), strict=True)
     titles = [f"patch {k} of {first.data.class_name(item.label)}" for k, item in enumerate(items, 1)]
