@@ -212,7 +212,7 @@ def compare_samples(
         c: [s.take(random.permutation(r)[:MOST]) for s, r in zip(samples, own, strict=True)]
         for c, own in sorted(used.items(), key=lambda item: -len(item[1][1]))
     }
-    parts = [_compare_class(*pair, splits, random) for pair in pairs.values()]
+    parts = [_compare_class(a, b, splits, random) for a, b in pairs.values()]
     weights = [len(used[c][1]) for c in pairs]
     changes, levels = (np.average([p[k] for p in parts], axis=0, weights=weights) for k in (0, 1))
     for column in range(len(patches)):
@@ -228,8 +228,8 @@ def compare_samples(
     p = holm(dict(zip(titles, shares.tolist(), strict=True)))
     usual = np.quantile(changes[:, 1:], 0.95, axis=1)
     tests = tuple(
-        DriftTest(title, QUESTIONS.get(title, "evidence"), *map(float, numbers), p[title])
-        for title, *numbers in zip(titles, *levels, changes[:, 0], usual, strict=True)
+        DriftTest(title, QUESTIONS.get(title, "evidence"), *numbers, p=p[title])
+        for title, *numbers in zip(titles, *np.stack([*levels, changes[:, 0], usual]).tolist(), strict=True)
     )
     means = {c: (a.cells.mean(0), b.cells.mean(0)) for c, (a, b) in list(pairs.items())[:CLASSES_SHOWN]}
     named = {(names or {}).get(c, f"class {c}"): both for c, both in means.items()}
@@ -335,16 +335,16 @@ def find_drift(
     known = first.data.evidence.items if first.data.evidence else ()
     items = [item for item in known if item.kind == "patch" and item.recurring and item.crops][:PATCHES]
     patches = [item.crops[0] for item in items]
-    samples, notes = zip(*(read_sample(side, method, patches) for side in sides), strict=True)
+    (before, lost), (after, also_lost) = (read_sample(side, method, patches) for side in sides)
     titles = [f"patch {k} of {first.data.class_name(item.label)}" for k, item in enumerate(items, 1)]
-    result = compare_samples(*samples, method, first.data.classes, titles, splits, seed)
+    result = compare_samples(before, after, method, first.data.classes, titles, splits, seed)
     hashes = [s.data.manifest.models.get(s.data.checkpoint) for s in sides]
     other = ["the runs have different weights"] if hashes[0] != hashes[1] else []
     runs = tuple(
         {"run": str(s.data.folder.path), "id": s.data.manifest.id, "model": s.data.model,
          "checkpoint": s.data.checkpoint, "units": len(s.data.folder.done())} for s in sides
     )  # fmt: skip
-    result = replace(result, notes=(*result.notes, *notes[0], *notes[1], *other), runs=runs)
+    result = replace(result, notes=(*result.notes, *lost, *also_lost, *other), runs=runs)
     target = sides[1].data.folder.path if out is None else Path(out)
     text = json.dumps(result.as_json(), indent=1, ensure_ascii=False, allow_nan=False)
     write_whole({target / DRIFT_FILE: text.encode()})
