@@ -68,18 +68,18 @@ def server() -> socket.socket:
 
 
 class Forked(subprocess.Popen[str]):
-    """Runs code in a forked process; stdout is read as of subprocess.Popen, stderr where asked for."""
+    """Runs code in a forked process; stdout is read as of subprocess.Popen, stderr where requested."""
 
     def __init__(
         self, code: str, *arguments: object, cwd: Path | None = None, stderr: int = subprocess.STDOUT
     ) -> None:
-        (ours, out), (status, told) = os.pipe(), os.pipe()
+        (ours, out), (status, result) = os.pipe(), os.pipe()
         apart = os.pipe() if stderr == subprocess.PIPE else None
         request = {
             "code": code, "arguments": [str(argument) for argument in arguments],
             "folder": str(cwd or Path.cwd()), "environment": dict(os.environ),
         }  # fmt: skip
-        files = [out, apart[1] if apart else out, told]
+        files = [out, apart[1] if apart else out, result]
         socket.send_fds(server(), [json.dumps(request).encode()], files)
         for file in {*files}:
             os.close(file)

@@ -196,8 +196,8 @@ def run(unit: Unit, data: Path, device: str) -> dict[str, Any]:
     loaded = next(batches(source, exact.preprocess, len(rows), rows, workers=0, fail_fast=True))
     batch = loaded.batch
     images = batch.images.to(device)
-    found = (variants if unit.part == "lime" else scores)(unit, exact, fast, batch, images)
-    result = {"name": unit.name, "part": unit.part, "network": unit.network, **found}
+    measured = (variants if unit.part == "lime" else scores)(unit, exact, fast, batch, images)
+    result = {"name": unit.name, "part": unit.part, "network": unit.network, **measured}
     return result | {
         "inputs": inputs_of(unit),
         "seconds": round(time.perf_counter() - start, 1),

@@ -260,7 +260,7 @@ def accuracy_table(folder: Path) -> str:
         share, *_, n = over_seeds(rows, "parameters", **of)
         scores = [in_cell(rows, name, **of) for name in ("accuracy", "auc")]
         title = NETWORK_NAMES[network], NAMES.get(regime, regime), str(n)
-        lines.append([*title, *scores, *losses, f"{100 * share:.2g} %"])
+        lines.append([*title, *scores, *losses, f"{100 * share:.3g} %"])
     head = ("network", "training", "trainings", "accuracy", "AUC", "loss, first epoch", "loss, last epoch",
             "trained parameters")  # fmt: skip
     return as_table(head, lines)
@@ -387,16 +387,16 @@ def below_controls(rows: Table) -> str:
 
 def emptied(rows: Table) -> str:
     """Where maps are empty."""
-    found = []
+    emptied = []
     for network in networks_of(rows):
         for regime in REGIMES:
             for method in METHODS:
                 mean, *_, n = over_seeds(rows, "empty", network=network, regime=regime, method=method)
                 if n and mean >= 0.01:
-                    found.append(f"{method}, {NETWORK_NAMES[network]}, {NAMES[regime]}: {100 * mean:.0f} %")
-    if not found:
+                    emptied.append(f"{method}, {NETWORK_NAMES[network]}, {NAMES[regime]}: {100 * mean:.0f} %")
+    if not emptied:
         return "No method has one empty map in a hundred or more, in any regime."
-    return f"Empty maps, where they are 1 % or more: {'; '.join(found)}."
+    return f"Empty maps, where they are 1 % or more: {'; '.join(emptied)}."
 
 
 def twins(rows: Table) -> str:

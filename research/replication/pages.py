@@ -56,10 +56,7 @@ COMMAND = (
     "    python -m research.replication pages"
 )
 CLAIM_COLUMNS = ("where", "claim", "published", "here: mean over trainings (95 %)", "answer")
-OTHER_COLUMNS = ("paper", "where", "claim", "published", "here", "answer")
-RANKINGS = (
-    "\nWhether the papers' metrics rank methods alike, and as the truth does: [rankings](rankings.md).\n"
-)
+OTHER_COLUMNS = ("where", "claim", "published", "here", "answer")
 ALARMS = (*NAMES.values(), "any alarm")
 Row = Mapping[str, Any]
 
@@ -144,18 +141,9 @@ def write_pages(out: Path = RESULTS) -> None:
     from research.replication import cose_tables, cscore_pages, rankings_page
 
     pages = {"early-warning": warning_page(), "index": index_page(), "cscore": cscore_pages.xray_page()}
-    if cose_tables.FOLDER.exists():
-        pages["cose"] = cose_tables.page()
-    if cscore_pages.TEN.exists():
-        pages["cscore-cifar"] = cscore_pages.ten_classes_page()
-    if has_rankings():
-        pages["rankings"] = rankings_page.page()
+    pages |= {"cose": cose_tables.page(), "cscore-cifar": cscore_pages.ten_classes_page()}
+    pages["rankings"] = rankings_page.page()
     write_whole({out / f"{name}.md": text for name, text in pages.items()})
-
-
-def has_rankings() -> bool:
-    """Whether the rankings of methods were measured."""
-    return (RESULTS / FOLDER / "rankings" / "correlations.csv").is_file()
 
 
 def _filled(template: str, **fields: object) -> str:
@@ -257,17 +245,29 @@ def _warning_claims() -> list[dict[str, str]]:
 
 
 def _measured_claims() -> list[dict[str, str]]:
-    """Claims that are answered by the other studies, as far as those were measured."""
+    """Claims that are answered by the other studies."""
     from research.qr.pages import claims as qr_claims  # these import this module
     from research.replication import cose_tables, cscore_pages
 
-    claims = cscore_pages.claims() if cscore_pages.TEN.exists() else []
-    return [
-        *claims,
-        *(cose_tables.claims() if cose_tables.FOLDER.exists() else []),
-        *qr_claims(),
-        *localisation_claims(),
-    ]
+    return [*cscore_pages.claims(), *cose_tables.claims(), *qr_claims(), *localisation_claims()]
+
+
+def _sizes() -> dict[str, int]:
+    """Numbers of trainings, networks and images of the other studies."""
+    from research.replication.cose import IMAGES  # needs torch
+
+    folder = RESULTS / FOLDER
+    qr, cose = read_table("trainings", folder / "qr"), read_table("cose", folder / "cose")
+    photographs = read_table("photographs", folder / "localise")
+    return {
+        "qr_trainings": len(qr), "qr_codes": int(read_table("scores", folder / "qr")[0]["codes"]),
+        "cose_trainings": len({(r["network"], r["seed"]) for r in cose}),
+        "cose_networks": len({r["network"] for r in cose}), "cose_images": IMAGES,
+        "ten_trainings": len({(r["network"], r["seed"]) for r in cose if r["network"].startswith("resnet")}),
+        "photographs": len({r["image"] for r in photographs}),
+        "filtered": len({r["image"] for r in photographs if r["filtered"] == "1"}),
+        "photograph_networks": len({r["network"] for r in photographs}),
+    }  # fmt: skip
 
 
 def index_page() -> str:
@@ -293,11 +293,16 @@ def index_page() -> str:
         published = ", ".join(f"{p:.3f}" for p in claim.published)
         text = f"{claim.text} ({claim.measured}, {side})"
         claims.append([claim.where, text, published, "; ".join(numbers), answers[claim.text]])
-    rest = [
-        [PAPERS[c["paper"]], c["where"], c["text"], c["published"], c["here"], c["answer"]] for c in others
-    ]
+    tables = {
+        paper: as_table(OTHER_COLUMNS, (
+            [c["where"], c["text"], c["published"], c["here"], c["answer"]]
+            for c in others if c["paper"] == paper
+        ))
+        for paper in PAPERS
+    }  # fmt: skip
     n = ", ".join(f"{network} {trainings[network]}" for network in networks)
     return _filled(
         "index.md", summary=summary, trainings=n, claims=as_table(CLAIM_COLUMNS, claims),
-        others=as_table(OTHER_COLUMNS, rest), rankings=RANKINGS if has_rankings() else "",
+        more_cscore=tables["cscore"], cambench=tables["cambench"], cose=tables["cose"],
+        thesis=tables["thesis"], **_sizes(),
     )  # fmt: skip

@@ -417,15 +417,15 @@ class Example(NamedTuple):
 
 
 def examples() -> list[Example]:
-    found: list[Example] = []
+    blocks: list[Example] = []
     for block in fenced(ROOT / "docs/snippets.md"):
         if block.language == "python" and block.text.startswith("import "):
-            found.append(Example(block.text.splitlines(), "", ""))
+            blocks.append(Example(block.text.splitlines(), "", ""))
         elif block.language == "python":
-            found[-1] = found[-1]._replace(behind=found[-1].behind + block.text)
+            blocks[-1] = blocks[-1]._replace(behind=blocks[-1].behind + block.text)
         elif block.info == "text output":
-            found[-1] = found[-1]._replace(output=found[-1].output + block.text)
-    return found
+            blocks[-1] = blocks[-1]._replace(output=blocks[-1].output + block.text)
+    return blocks
 
 
 def test_the_readme_has_the_five_lines_of_their_page() -> None:

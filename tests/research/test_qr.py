@@ -154,6 +154,5 @@ def test_a_trainings_seed_draws_other_codes() -> None:
     assert 1 not in seeds  # the seed of the test codes
 
 
-@pytest.mark.skipif(not (pages.FOLDER / "claims.csv").exists(), reason="nothing was measured yet")
 def test_the_committed_page_is_that_of_the_tables() -> None:
     assert pages.PAGE.read_text("utf-8") == pages.page(), "run python -m research.qr page"

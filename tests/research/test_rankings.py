@@ -72,7 +72,6 @@ def test_the_page_states_what_the_tables_hold(tmp_path: Path) -> None:
     assert "nan" not in text and "structure |" not in text.split("## Agreement of all scores")[0]
 
 
-@pytest.mark.skipif(not pages.has_rankings(), reason="the rankings are not measured yet")
 def test_the_page_is_made_from_the_tables() -> None:
     written = (pages.RESULTS / "rankings.md").read_text("utf-8")
     assert written == rankings_page.page(), "run python -m research.replication pages"

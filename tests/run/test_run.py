@@ -611,6 +611,6 @@ def test_images_that_python_holds(finished: Path, tmp_path: Path) -> None:
 def test_the_last_line_of_a_run_is_the_next_command(tmp_path: Path) -> None:
     """In a process of its own: DuckDB prints about connections that are open when the interpreter ends."""
     study = make_study(tmp_path, images=4)
-    command = [sys.executable, "-m", "heatproof", "run", study, "--out", tmp_path / "out"]
+    command = [sys.executable, "-m", "heatproof", "run", str(study), "--out", str(tmp_path / "out")]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True)
     assert done.stdout.splitlines()[-1].startswith("next: heatproof report"), done.stdout

@@ -129,13 +129,13 @@ def run(
         }  # fmt: skip
         say(f"COSE: {sizes.cose_images} images under 13 transforms, and over the checkpoints")
         progress = SilentProgress(console)
-        asked = CoseSettings(
+        settings = CoseSettings(
             model=f"{out / 'network.py'}:build", images=out / "pictures" / "manifest.csv", kind="csv",
             checkpoints=tuple(out / path for path in weights[HEALTHY]), methods=(*networks.LIGHT, "edges"),
             draws=sizes.cose_draws, limit=sizes.cose_images, name="small CNN (healthy)", dataset="QR codes",
             figures=False, device="cpu", seed=seed, out=out / "cose",
         )  # fmt: skip
-        results = cose_study(asked, progress).results
+        results = cose_study(settings, progress).results
     for name, data in twins.items():
         write_page(data, out / name / "report.html", most=24)
     report = out / "report.html"

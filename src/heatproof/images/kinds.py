@@ -199,8 +199,8 @@ def open_series(
         return (spacing := _series_spacing(headers)) and files.in_order(spacing, axes)
 
     samples = tuple(
-        Sample(name, label, content=tuple(sorted(found)))
-        for (name, found), label in zip(volumes.items(), labels, strict=True)
+        Sample(name, label, content=tuple(sorted(slices)))
+        for (name, slices), label in zip(volumes.items(), labels, strict=True)
     )
     return replace(
         slices, samples=samples, classes=classes, deep=True, voxels=voxels,

@@ -35,6 +35,7 @@ from heatproof.run.study import ResolvedStudy, StudySource, open_study
 from heatproof.run.worker import (
     PendingUnits,
     Worker,
+    expected_inputs,
     fixed_threads,
     run_local,
     run_ray,
@@ -52,6 +53,7 @@ ENGINES = {"local": run_local, "ray": run_ray}
 MANY = 1000  # images whose hashing takes a while
 FEWEST, GROWTH = 4, 4  # repetitions to begin with, and the factor of the next trial
 CHEAP = 2.0  # seconds a trial may be expected to take
+LONG = 20.0  # seconds of the first trial above which inputs are counted instead
 Say = Callable[[str], object]
 Function = Callable[..., Any]
 Counts = dict[Function, int]  # repetitions by the function that makes them, which several metrics may share
@@ -387,7 +389,7 @@ def _timed(worker: Worker, pending: Sequence[PlannedUnit], say: Say) -> Iterator
         if not trials.indices:
             yield "estimated time", "unknown: the first images cannot be read"
             return
-        total = total.plus(trials.per_image(), sum(unit.image_count for unit in units))
+        total = total.plus(trials.per_image(longest=LONG), sum(unit.image_count for unit in units))
         basis.append(trials.basis)
     yield "forward passes", f"about {total.inputs:,.0f} inputs through the network"
     yield "estimated time", f"about {spell(total.seconds)}, metrics over whole checkpoints not counted"
@@ -428,16 +430,22 @@ class Trials:
         self.decoding = (time.perf_counter() - began) / len(images)
         self.indices = [i for i in images if self.opened.source.samples[i].id in good]
 
-    def per_image(self, warm: bool = False) -> Trial:
+    def per_image(self, warm: bool = False, longest: float | None = None) -> Trial:
         """The cost of one image of the unit with all its repetitions, decoding included.
 
-        warm: do the first trial twice whatever it takes, where it may be the first of its kind.
+        warm: do the first trial twice whatever it takes, where it may be the first of its kind. longest:
+        seconds that the first trial may be expected to take; above, expected inputs are multiplied with the
+        time of a bare pass.
         """
         full: Counts = {}
         for text in (*(self.unit.methods if self.unit.kind == "explain" else ()), *self.unit.metrics):
             for _, function, count in self._repeats(text):
                 full[function] = max(count, full.get(function, 1))
         few = {function: min(FEWEST, count) for function, count in full.items()}
+        if longest is not None and (each := self._bare()) * self._expected(few) > longest:
+            inputs = self._expected(full)
+            self.basis = f"bare passes, for about {inputs:,.0f} inputs of each image"
+            return Trial(self.decoding + inputs * each, inputs)
         base = self._try(1, few)
         if warm or base.seconds * GROWTH < self.cheap:
             base = self._try(1, few)  # the first one warmed up
@@ -498,6 +506,20 @@ class Trials:
         passed = f"{counted(images, 'image')}, {counted(self.inputs, 'input')} through the network"
         self.say(f"timed {passed}: {trial.seconds:.1f} s")
         return trial
+
+    def _expected(self, counts: Counts) -> float:
+        """About how many inputs one image takes with this many repetitions."""
+        methods, metrics = self._cut(self.unit.methods, counts), self._cut(self.unit.metrics, counts)
+        return expected_inputs(replace(self.unit, methods=methods, metrics=metrics)) / self.unit.image_count
+
+    def _bare(self) -> float:
+        """Seconds of a bare pass per image."""
+        images, model = self._load(self.indices[:8], 0).batch.images, self.opened.model(self.unit.checkpoint)
+        with fixed_threads(self.opened.threads):
+            for _ in range(2):  # the first one warms up
+                began = time.perf_counter()
+                model.logits(images)
+        return (time.perf_counter() - began) / len(images)
 
     def _load(self, indices: Sequence[int], workers: int | None) -> Loaded:
         preprocess = self.opened.model(self.unit.checkpoint).preprocess

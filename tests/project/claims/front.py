@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from claims import FLOORS, WORDS, Page, Rows, column, percent, ranked, rows
+from claims import FLOORS, WORDS, Page, Rows, percent, ranked, rows
 from claims.speed import measured_row
 from heatproof.cli.listing import cost
 from heatproof.registry import explainers
