@@ -220,16 +220,16 @@ def compare_samples(
         count = int(sum(h.sum() for h in hits))
         drawn = random.hypergeometric(count, total - count, len(hits[1]), splits)
         drawn = np.array([hits[1].sum(), *drawn])
-        change = np.abs(drawn / len(hits[1]) - (count - drawn) / len(hits[0]))
-        changes = np.vstack([changes, change])
+        changes = np.vstack([changes, np.abs(drawn / len(hits[1]) - (count - drawn) / len(hits[0]))])
         levels = np.column_stack([levels, [h.mean() for h in hits]])
     titles = [*QUESTIONS, *patches]
     shares = (1 + (changes[:, 1:] >= changes[:, :1] - 1e-9).sum(1)) / (1 + splits)
     p = holm(dict(zip(titles, shares.tolist(), strict=True)))
     usual = np.quantile(changes[:, 1:], 0.95, axis=1)
+    numbers = np.stack([*levels, changes[:, 0], usual], 1).tolist()
     tests = tuple(
-        DriftTest(title, QUESTIONS.get(title, "evidence"), *numbers, p=p[title])
-        for title, *numbers in zip(titles, *np.stack([*levels, changes[:, 0], usual]).tolist(), strict=True)
+        DriftTest(title, QUESTIONS.get(title, "evidence"), before, after, change, most, p[title])
+        for title, (before, after, change, most) in zip(titles, numbers, strict=True)
     )
     means = {c: (a.cells.mean(0), b.cells.mean(0)) for c, (a, b) in list(pairs.items())[:CLASSES_SHOWN]}
     named = {(names or {}).get(c, f"class {c}"): both for c, both in means.items()}
