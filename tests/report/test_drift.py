@@ -93,6 +93,11 @@ def test_moved_objects_are_drift_and_other_images_of_the_same_kind_are_not(place
     assert record["reference"]["images"] == 80 and record["live"]["images"] == 40
     assert {test["name"] for test in record["tests"] if test["drifted"]} >= {"mean map", "centre"}
     assert record["notes"] == []  # the same weights, and all images were used
+    record = json.loads((place / "same" / "drift.json").read_text())
+    record["live"]["units"] += 1
+    (place / "same" / "drift.json").write_text(json.dumps(record))
+    gate = heatproof("gate", place / "same", "--rule", "no-drift")
+    assert gate.exit_code == 1 and "another state of the run" in " ".join(gate.output.split())
     live = hp.open_run(place / "moved")
     assert live.folder.manifest.models == hp.open_run(place / "reference").folder.manifest.models
 
