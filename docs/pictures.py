@@ -354,6 +354,7 @@ PICTURES: dict[str, Callable[[], Image.Image]] = {
 }  # fmt: skip
 PICTURES |= {name: partial(tutorial, *of) for name, of in TUTORIALS.items()}
 PICTURES["volumes"] = partial(tutorial, "../volumes.md", "maps.png")
+PICTURES["drift"] = partial(tutorial, "../drift.md", "drift.png")
 
 
 def to_picture(figure: Any) -> Image.Image:
@@ -364,7 +365,7 @@ def to_picture(figure: Any) -> Image.Image:
 
 def place_of(name: str) -> Path:
     folder = DOCS / "tutorials" / "pictures" if name in TUTORIALS else FOLDER
-    return (DOCS / "pictures" if name in ("methods", "onnx", "volumes") else folder) / f"{name}.png"
+    return (DOCS / "pictures" if name in ("methods", "onnx", "volumes", "drift") else folder) / f"{name}.png"
 
 
 def write(name: str) -> Path:

@@ -1,4 +1,4 @@
-"""hp.run, hp.audit, hp.evidence, hp.open_run and hp.compare: runs in Python."""
+"""hp.run, hp.audit, hp.evidence, hp.open_run, hp.compare and hp.drift: runs in Python."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from heatproof.metrics.sanity import Layers
     from heatproof.models.model import Model
     from heatproof.report.compare import RunComparison
+    from heatproof.report.drift import Drift
     from heatproof.types import ArrayLike, Images, Maps
 
 MEANS = """
@@ -227,6 +228,28 @@ def compare(*runs: str | Path | Run, pictures: int = 12) -> RunComparison:
     from heatproof.report.compare import compare_runs
 
     return compare_runs([run.folder if isinstance(run, Run) else run for run in runs], pictures)
+
+
+def drift(
+    reference: str | Path | Run, live: str | Path | Run, *, out: str | Path | None = None, splits: int = 1000,
+    seed: int = 0,
+) -> Drift:  # fmt: skip
+    """Test whether the maps of live images differ from those of a reference run; no labels are needed.
+
+    Args:
+        reference: a Run, or its folder, optionally with a checkpoint or a method behind @.
+        live: a run in the same form; or a folder or CSV file of images, whose predictions are explained with
+            the network, checkpoint and methods of the reference.
+        out: the folder of drift.json and drift.html, and of the run of images; default: the live run's.
+        splits, seed: random splits of the reference, from which p values are computed.
+
+    Returns:
+        `.drifted`, `.headline`, `.tests` by statistic, and `.report(path)`, which writes the page.
+    """
+    from heatproof.report.drift import find_drift
+
+    first, second = (run.folder if isinstance(run, Run) else run for run in (reference, live))
+    return find_drift(first, second, out, splits, seed)
 
 
 def evidence(

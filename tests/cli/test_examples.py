@@ -30,6 +30,7 @@ from tiny_study import make_study
 ROOT = Path(__file__).parents[2]
 LONG = {  # what is read but not done here, and where it is
     r"demo": "tests/demo",
+    r"drift": "needs more images; tests/report/test_drift.py and docs/drift.md",
     r"serve": "ends with Ctrl-C only; tests/report",
     r"(study )?contrast": "tests/contrast",
     r"study (cscore|qr|cose|localise)": "tests/studies",

@@ -156,7 +156,7 @@ def test_help_names_every_argument_and_no_type_is_any(name: str, thing: Callable
 
 
 # These need a run folder, or train a network; docs/ has examples of them, which tests run.
-NEED_A_RUN = {"Run", "audit", "compare", "contrast", "open_run", "run"}
+NEED_A_RUN = {"Run", "audit", "compare", "contrast", "drift", "open_run", "run"}
 PUBLIC = {
     f"{package.__name__}.{name}": getattr(package, name)
     for package in (hp, hp.metrics, hp.images, hp.monitor)

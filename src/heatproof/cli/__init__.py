@@ -35,6 +35,7 @@ SECTIONS = {
         "verdict": "Judge which maps follow the network, and what the network uses.",
         "report": "Write the report, one HTML file.",
         "compare": "Compare runs: which scores and maps changed.",
+        "drift": "Test whether maps of live images differ from those of a reference run.",
         "serve": "Show the report as a live page, also during the run.",
         "sql": "Query the scores with SQL.",
         "export": "Export the scores as CSV, Parquet or LaTeX.",
@@ -48,7 +49,8 @@ SECTIONS = {
 MODULES = {  # of commands that share a module or have another name than it
     "list": "listing", "init": "run", "score": "audit", "evidence": "audit",
     "contrast": "study:placed_contrast",
-    **dict.fromkeys(("verdict", "report", "compare", "serve", "sql", "export", "gate", "verify"), "read"),
+    **dict.fromkeys(("verdict", "report", "compare", "drift", "serve", "sql", "export", "gate"), "read"),
+    "verify": "read",
 }  # fmt: skip
 PROTOCOLS = {
     "cscore": "Are the maps of a class consistent over training?",

@@ -224,6 +224,45 @@ def compare_command(runs: tuple[str, ...], out: Path, pictures: int, everything:
     say(f"the page: {result.report(out)}")
 
 
+@click.command("drift")
+@click.argument("reference")
+@click.argument("live")
+@click.option("--out", type=PATH, help="Folder of the results; by default that of the live run.")
+@click.option("--splits", default=1000, type=click.IntRange(100), help="Random splits of the reference.")
+@click.option("--seed", default=0, help="Of the splits.")
+@click.pass_context
+def drift_command(
+    ctx: click.Context, reference: str, live: str, out: Path | None, splits: int, seed: int
+) -> None:
+    """Test whether the maps of live images differ from those of the run REFERENCE, without labels.
+
+    LIVE is a run, or a folder or CSV file of images; these are explained with the network, checkpoint and
+    methods of the reference, in the folder --out. Both runs may have a checkpoint or a method behind @.
+    Compared within predicted classes: place, spread and consistency of the maps, and recurring patches if the
+    reference has tested evidence. The usual difference comes from random splits of the reference.
+
+    \b
+    Examples:
+      heatproof drift runs/reference runs/today
+      heatproof drift runs/reference@layercam runs/today
+      heatproof drift audit images/today --out runs/today
+
+    Writes drift.json and drift.html. The exit code is 1 if there is drift.
+    """
+    from heatproof.report.drift import find_drift
+    from heatproof.run.progress import Progress
+
+    result = find_drift(reference, live, out, splits, seed, Progress(console))
+    columns = ("statistic", "question", "reference", "live", "difference", "usual, up to", "p")
+    numbers = [[f"{x:.3f}".replace("nan", "") for x in test[2:]] for test in result.tests]
+    rows = [[*test[:2], *texts] for test, texts in zip(result.tests, numbers, strict=True)]
+    console.print(new_table(result.headline, columns, rows, columns[2:]))
+    for note in result.notes:
+        say(f"note: {note}")
+    say(f"the page: {Path(out or result.runs[1]['run']) / 'drift.html'}")
+    ctx.exit(FAILED if result.drifted else 0)
+
+
 @click.command("sql")
 @click.argument("run", type=PATH)
 @click.argument("query")
@@ -385,6 +424,7 @@ def gate_command(
       follows gradcam                   the verdict: its maps follow the network; follows: all methods
       looks-there pneumonia             the verdict: the network uses the annotated object for this class
       no-shortcut                       no evidence off the object turns answers, and none recurs
+      no-drift                          heatproof drift found no drift from the reference in this run
 
     \b
     Examples:

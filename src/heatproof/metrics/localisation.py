@@ -405,7 +405,8 @@ def dispersion(maps: Maps | ArrayLike, *, budget: float = 0.2) -> PerImage:
     values, _ = sized_maps(maps)
     # Areas are found on the CPU: scipy's union-find takes about a millisecond an image.
     masks = budget_masks(maps, budget).cpu().numpy()
-    table = np.array([_areas(mask) for mask in masks], dtype=np.float32).reshape(-1, 2)
+    areas = [area_shares(mask) for mask in masks]
+    table = np.array([(1 - (s**2).sum(), (s >= BLOB).sum()) for s in areas], np.float32).reshape(-1, 2)
     scores = torch.from_numpy(table).to(values.device)
     return PerImage(
         {"dispersion": scores[:, 0], "dispersion_blobs": scores[:, 1]},
@@ -440,7 +441,7 @@ def centre_bias(maps: Maps | ArrayLike) -> PerImage:
     return PerImage({"centre_bias": (1 - mean / far.mean()).float()}, [Cause(CONSTANT, constant(values))])
 
 
-def _areas(mask: np.ndarray) -> tuple[float, int]:
+def area_shares(mask: np.ndarray) -> np.ndarray:
+    """Shares of a mask's pixels in its areas, whose pixels touch at a side or a corner."""
     sizes = np.bincount(label_areas(mask, np.ones((3,) * mask.ndim, dtype=int))[0].ravel())[1:]
-    shares = sizes / sizes.sum()
-    return float(1 - (shares**2).sum()), int((shares >= BLOB).sum())
+    return np.asarray(sizes / sizes.sum())

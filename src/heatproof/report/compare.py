@@ -231,7 +231,7 @@ def compare_runs(runs: Sequence[str | Path | RunFolder], most: int = 12) -> RunC
 
 def read_side(run: str | Path | RunFolder) -> RunSide:
     """A run, optionally with a checkpoint and a method after @."""
-    path, names = (run, []) if isinstance(run, RunFolder) or Path(run).exists() else _split(str(run))
+    path, names = (run, []) if isinstance(run, RunFolder) or Path(run).exists() else split_names(str(run))
     folder = path if isinstance(path, RunFolder) else RunFolder.open(path)
     data = read_run(folder)
     checkpoint, method = data.checkpoint, ""
@@ -248,7 +248,7 @@ def read_side(run: str | Path | RunFolder) -> RunSide:
     return RunSide("", data, judge(data), method)
 
 
-def _split(text: str) -> tuple[str, list[str]]:
+def split_names(text: str) -> tuple[str, list[str]]:
     """Split into the longest prefix that is a path, and the words after it."""
     words = text.split("@")
     for end in range(len(words) - 1, 0, -1):

@@ -8,6 +8,7 @@ yet, or of fewer than `min_n` images holds no rule.
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import operator
 import re
@@ -33,8 +34,9 @@ OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt, "==": operator.eq,
 }  # fmt: skip
 LAST, ALL = "last", "all"
-FOLLOWS, LOOKS_THERE, NO_SHORTCUT = "follows", "looks-there", "no-shortcut"
-QUESTIONS = (FOLLOWS, LOOKS_THERE, NO_SHORTCUT, "no-alarms")  # rules without a comparison
+FOLLOWS, LOOKS_THERE, NO_SHORTCUT, NO_DRIFT = "follows", "looks-there", "no-shortcut", "no-drift"
+DRIFT_FILE = "drift.json"  # in the run folder of the live images
+QUESTIONS = (FOLLOWS, LOOKS_THERE, NO_SHORTCUT, NO_DRIFT, "no-alarms")  # rules without a comparison
 MECHANISMS = frozenset(NAMES)  # of alarms
 EXAMPLES = "cscore.pneumonia >= 0.5, any(cscore >= 0.4), auc@last >= 0.9 or no-alarms(1)"
 
@@ -51,7 +53,7 @@ class Rule:
     checkpoint: str = LAST
     any: bool = False
     mechanisms: frozenset[int] = frozenset()
-    question: str = ""  # of the verdict: follows, looks-there or no-shortcut
+    question: str = ""  # of the verdict: follows, looks-there, no-shortcut; or no-drift
 
 
 _NAME = r"""(?:"([^"]+)"|'([^']+)'|([^\s.()<>=@"']+(?:\([^()]*\))?))"""
@@ -72,8 +74,8 @@ def read_rule(text: str) -> Rule:
         at = reader.place() or ALL
         reader.need(r"$", "the end, or mechanisms such as (1) or (2, 3)")
         return Rule(text, checkpoint=at, mechanisms=chosen)
-    if question := reader.take(rf"({FOLLOWS}|{LOOKS_THERE}|{NO_SHORTCUT})(?![\w.-])"):
-        name = None if question[1] == NO_SHORTCUT else reader.take(_NAME)
+    if question := reader.take(rf"({FOLLOWS}|{LOOKS_THERE}|{NO_SHORTCUT}|{NO_DRIFT})(?![\w.-])"):
+        name = reader.take(_NAME) if question[1] in (FOLLOWS, LOOKS_THERE) else None
         at = reader.place() or LAST
         reader.need(r"$", "the end")
         parts = tuple(filter(None, name.groups())) if name else ()
@@ -242,6 +244,8 @@ class _Run:
         """Check a rule; raises InputError for an unknown name, also if the rule could not hold anyway."""
         if rule.mechanisms:
             return self._check_alarms(rule)
+        if rule.question == NO_DRIFT:
+            return self._check_drift(rule)
         return self._check_answers(rule) if rule.question else self._check_values(rule)
 
     def _places(self, rule: Rule) -> list[tuple[str, str]]:
@@ -382,6 +386,22 @@ class _Run:
         n = min(counts, default=0)
         reasons += [self._too_few(n)] * (n < self.min_n)
         return RuleResult(rule.text, not alarms and not reasons, (), tuple(alarms), tuple(reasons), n)
+
+    def _check_drift(self, rule: Rule) -> RuleResult:
+        """Check the result of `heatproof drift`, in which this run has the live images."""
+        path = self.folder.path / DRIFT_FILE
+        if not path.is_file():
+            raise InputError(
+                f"there is no {path}; write it with heatproof drift REFERENCE {self.folder.path}"
+            )
+        record = json.loads(path.read_text(encoding="utf-8"))
+        reasons = [record["headline"]] if record["drifted"] else []
+        now = self.folder.manifest.id, len(self.folder.done())
+        if (record["live"]["id"], record["live"]["units"]) != now:
+            reasons.append(f"{DRIFT_FILE} is of another state of the run; run heatproof drift again")
+        n = record["live"]["images"]
+        reasons += [self._too_few(n)] * (n < self.min_n)
+        return RuleResult(rule.text, not reasons, reasons=tuple(reasons), n=n)
 
     def _value(
         self, rule: Rule, model: str, checkpoint: str, metric: str, method: str, c: int | None
