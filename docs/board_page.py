@@ -32,7 +32,7 @@ def main(demo: Path) -> None:
             data = read_run(RunFolder.open(demo / name))
             files.append(write_result(data, judge(data), Path(folder, f"{name}.json")))
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1440, "height": 420}, color_scheme="light")
+        page = browser.new_page(viewport={"width": 1440, "height": 520}, color_scheme="light")
         page.goto(write_board(files, Path(folder, "board.html")).as_uri())
         page.locator("thead button", has_text="Accuracy").click()
         page.screenshot(path=str(PICTURE))

@@ -184,9 +184,8 @@ def measured(image: Image.Image) -> dict[str, tuple[float, ...]]:
     around, _ = pixels(image.resize((SMALL, SMALL), Image.Resampling.BILINEAR))
     small = around[..., wide:-wide, wide:-wide]
     mean = small.mean((0, 2, 3))
-    spare = [max(round(FRAME * length), (length - FINE) // 2) for length in image.size]
-    ends = (length - cut for length, cut in zip(image.size, spare, strict=True))
-    fine = pixels(image.crop((*spare, *ends)))
+    left, top = (max(round(FRAME * length), (length - FINE) // 2) for length in image.size)
+    fine = pixels(image.crop((left, top, image.width - left, image.height - top)))
     halves = F.adaptive_avg_pool2d(small.mean(1), 2).flatten() - mean.mean()
     numbers = {
         "size": (float(image.height), float(image.width)),
@@ -200,7 +199,7 @@ def measured(image: Image.Image) -> dict[str, tuple[float, ...]]:
     }
     for name in ("frame", *PLACES):
         region = around if name == "frame" else small
-        values = region[0, :, region_mask(name, tuple(region.shape[-2:]))]
+        values = region[0, :, region_mask(name, (region.shape[-2], region.shape[-1]))]
         numbers[name] = (*(values.mean(1) - mean).tolist(), float(values.mean(0).std()))
     return numbers
 

@@ -46,8 +46,8 @@ class PropertyScore:
     control: float  # the same with permuted labels: mean,
     control_high: float  # and the value that 5 % of the permutations exceed
     p: float  # Holm-corrected
-    class_name: str  # the class whose recall exceeds its control most
-    recall: float  # of this class
+    class_name: str  # the class with the highest recall,
+    recall: float  # which is this
     typical: tuple[np.ndarray, ...] = ()  # images of this class that the property identifies best
     others: tuple[np.ndarray, ...] = ()  # images of other classes that differ most from them
 
@@ -132,14 +132,12 @@ def check_data(source: Source, limit: int | None = None, seed: int = 0) -> DataC
     np.random.default_rng(seed).shuffle(indices)  # equal neighbours must not be of one class
     with ThreadPoolExecutor(THREADS) as pool:
         read = list(pool.map(lambda i: _read(source, i), indices.tolist()))
-    broken = tuple(
-        {"image": source.sample(i).id, "reason": entry}
-        for i, entry in zip(indices.tolist(), read, strict=True)
-        if isinstance(entry, str)
-    )
-    usable = [
-        (i, *entry) for i, entry in zip(indices.tolist(), read, strict=True) if not isinstance(entry, str)
-    ]
+    broken, usable = [], []
+    for i, entry in zip(indices.tolist(), read, strict=True):
+        if isinstance(entry, str):
+            broken.append({"image": source.sample(i).id, "reason": entry})
+        else:
+            usable.append((i, *entry))
     if not usable:
         raise InputError(f"no image could be read, the first because {broken[0]['reason']}; check the files")
     group = near_duplicates(np.stack([thumbnail for _, _, thumbnail in usable]))
@@ -168,7 +166,7 @@ def check_data(source: Source, limit: int | None = None, seed: int = 0) -> DataC
             score = replace(score, typical=typical, others=others)
         scores.append(score)
     scores.sort(key=lambda score: (score.p, -round(score.accuracy, 2)))
-    return DataCheck(tuple(scores), classes, len(rows), len(usable) - len(single), broken)
+    return DataCheck(tuple(scores), classes, len(rows), len(usable) - len(single), tuple(broken))
 
 
 def _read(source: Source, i: int) -> tuple[dict[str, tuple[float, ...]], np.ndarray] | str:
@@ -206,22 +204,15 @@ def _score(
         best = np.take_along_axis(votes, support.argmax(-1)[..., None], -1)[..., 0]
         return np.asarray(best == given)
 
-    def accuracies(given: np.ndarray, hit: np.ndarray) -> np.ndarray:
-        return np.asarray((hit / counts[given]).sum(1) / len(counts))
+    def accuracies(given: np.ndarray) -> np.ndarray:
+        return np.asarray((hits(given) / counts[given]).sum(1) / len(counts))
 
-    def recalls(given: np.ndarray, hit: np.ndarray) -> np.ndarray:
-        return np.bincount(given.ravel(), hit.ravel(), len(counts)) / (len(given) * counts)
-
-    random = np.random.default_rng((seed, 1))
-    drawn, control_recall = [], []
-    for start in range(0, PERMUTATIONS, AT_ONCE):
-        permuted = random.permuted(np.tile(labels, (min(AT_ONCE, PERMUTATIONS - start), 1)), axis=1)
-        hit = hits(permuted)
-        drawn.append(accuracies(permuted, hit))
-        control_recall.append(recalls(permuted, hit))
-    control, right = np.concatenate(drawn), hits(labels[None])
-    accuracy, recall = float(accuracies(labels[None], right)[0]), recalls(labels[None], right)
-    best = int((recall - np.mean(control_recall, axis=0)).argmax())
+    random, blocks = np.random.default_rng((seed, 1)), range(0, PERMUTATIONS, AT_ONCE)
+    sizes = (min(AT_ONCE, PERMUTATIONS - start) for start in blocks)
+    permuted = (random.permuted(np.tile(labels, (size, 1)), axis=1) for size in sizes)
+    control, accuracy = np.concatenate([*map(accuracies, permuted)]), float(accuracies(labels[None])[0])
+    recall = np.bincount(labels, hits(labels[None])[0]) / counts
+    best = int(recall.argmax())
     share, extreme = (labels[nearest] == best).mean(1), np.abs(ranks - 0.5).sum(1)
     examples = [
         [i for i in np.lexsort((-extreme, sign * share)).tolist() if (labels[i] == best) == is_class][
