@@ -226,6 +226,8 @@ def _score(
 
 
 def _thumbnail(source: Source, i: int) -> np.ndarray:
-    image = source.open(i).convert("RGB")
+    image = source.open(i)
+    assert isinstance(image, Image.Image)  # as _read checked
+    image = image.convert("RGB")
     image.thumbnail((LARGEST, LARGEST))
     return np.asarray(image)
