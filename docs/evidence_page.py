@@ -2,6 +2,7 @@
 
 heatproof demo --out DEMO
 python docs/evidence_page.py DEMO     rewrites the marked part of evidence.md, and the picture
+python docs/evidence_page.py data     draws data-check.png
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import sys
 import tomllib
 from pathlib import Path
 
-from PIL import Image
+import numpy as np
+from PIL import Image, ImageDraw
 
+import heatproof as hp
 from heatproof.demo.networks import CLASSES, CODE, HEALTHY, Sizes, Twin, cheating_twin, gather_weights
 from heatproof.demo.story import NETWORKS
 from heatproof.metrics.evidence_record import EvidenceItem
@@ -67,7 +70,32 @@ def picture(items: dict[str, list[EvidenceItem]]) -> Image.Image:
     return panel(tiles, columns=CROPS + 4)
 
 
+def data_picture() -> Image.Image:
+    """Drawn images of two classes, one of which has a yellow tint and a dark frame, with their result."""
+    random, images = np.random.default_rng(0), []
+    for i in range(80):
+        colour = random.integers(120, 180) + random.integers(-8, 8, 3)
+        image = Image.fromarray((colour + random.normal(0, 12, (96, 96, 3))).clip(0, 255).astype(np.uint8))
+        (x, y), radius = random.integers(36, 60, 2).tolist(), int(random.integers(12, 20))
+        pen, box = ImageDraw.Draw(image), (x - radius, y - radius, x + radius, y + radius)
+        (pen.rectangle if i % 2 else pen.ellipse)(box, fill=tuple(random.integers(0, 255, 3).tolist()))
+        if i % 2:
+            image = Image.fromarray((np.asarray(image) * [1, 1, 0.8]).astype(np.uint8))
+            ImageDraw.Draw(image).rectangle((0, 0, 95, 95), outline=(40, 40, 40), width=4)
+        images.append(image)
+    result = hp.check_data(images, np.arange(80) % 2, classes=("disc", "square"))
+    tiles = []
+    for score in [score for score in result.named if score.name in ("frame", "tint")]:
+        for shown, note in ((score.typical[:3], score.class_name), (score.others[:3], "other class")):
+            title = f"{score.name}: {score.accuracy:.2f} ({score.control:.2f})"
+            tiles += [Tile(Image.fromarray(each), title, note) for each in shown]
+    return panel(tiles, columns=6)
+
+
 def main(folder: str) -> None:
+    if folder == "data":
+        data_picture().quantize(64).save(DOCS / "data-check.png", optimize=True)
+        return
     items = found(read_twin(Path(folder)))
     text, content = PAGE.read_text(encoding="utf-8"), table(items)
     pattern = r"(<!-- found -->\n).*?(<!-- end -->)"

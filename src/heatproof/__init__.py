@@ -4,7 +4,8 @@
     hp.explain       maps of several methods, one shared pass  hp.metrics       scores of maps
     hp.run           run a study                               hp.open_run      scores, maps, verdict of a run
     hp.audit         choose, run and judge automatically       hp.compare       differences between runs
-    hp.evidence      what a network uses                       hp.drift         do live maps differ from a run
+    hp.evidence      what a network uses                       hp.check_data    what a dataset gives away
+    hp.drift         do live maps differ from a run
     hp.monitor       score a network while it trains           hp.contrast      compare maps of trained copies
 
 Names are imported on first use, so that `import heatproof` is fast.
@@ -20,7 +21,7 @@ import lazy_loader
 
 if TYPE_CHECKING:
     from heatproof import metrics, monitor
-    from heatproof.api import Run, audit, compare, drift, evidence, open_run, run
+    from heatproof.api import Run, audit, check_data, compare, drift, evidence, open_run, run
     from heatproof.contrast.api import contrast
     from heatproof.explain.api import explain
     from heatproof.images import open_image
@@ -34,8 +35,9 @@ try:
 except PackageNotFoundError:  # a source tree that is not installed
     __version__ = "0+unknown"
 __all__ = [
-    "Batch", "DriftMonitor", "Maps", "Model", "Run", "Score", "Trace", "Unit", "audit", "compare", "contrast",
-    "drift", "evidence", "explain", "load_model", "metrics", "monitor", "open_image", "open_run", "run",
+    "Batch", "DriftMonitor", "Maps", "Model", "Run", "Score", "Trace", "Unit", "audit", "check_data",
+    "compare", "contrast", "drift", "evidence", "explain", "load_model", "metrics", "monitor", "open_image",
+    "open_run", "run",
 ]  # fmt: skip
 
 # Packages with the name of a public function: importing one binds its name here, so it happens before.
@@ -50,7 +52,7 @@ __getattr__, _, _ = lazy_loader.attach(
         "types", "verdict",
     ],
     submod_attrs={
-        "api": ["Run", "audit", "compare", "drift", "evidence", "open_run", "run"],
+        "api": ["Run", "audit", "check_data", "compare", "drift", "evidence", "open_run", "run"],
         "contrast.api": ["contrast"],
         "explain.api": ["explain"],
         "images": ["open_image"],

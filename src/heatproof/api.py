@@ -1,4 +1,4 @@
-"""hp.run, hp.audit, hp.evidence, hp.open_run, hp.compare and hp.drift: runs in Python."""
+"""hp.run, hp.audit, hp.evidence, hp.check_data, hp.open_run, hp.compare and hp.drift: runs in Python."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from heatproof.metrics.sanity import Layers
     from heatproof.models.model import Model
     from heatproof.report.compare import RunComparison
+    from heatproof.report.data_check import DataCheck
     from heatproof.report.drift import Drift
     from heatproof.types import ArrayLike, Images, Maps
 
@@ -288,6 +289,42 @@ def evidence(
         seed=seed, **passes,
     )  # fmt: skip
     return network_answer(record, follows=False)
+
+
+def check_data(
+    images: object, labels: ArrayLike | None = None, *, classes: Sequence[str] = (), limit: int | None = None,
+    seed: int = 0,
+) -> DataCheck:  # fmt: skip
+    """Test whether whole-image properties predict the class, before any network is trained.
+
+    Args:
+        images: a folder or CSV file, or images in memory: Pillow images or arrays of 8 bits.
+        labels: the class of each image in memory.
+        classes: names by number, of images in memory.
+        limit: images to read, drawn at random; at most 3,000 by default.
+        seed: of the draw and of the permutations.
+
+    Returns:
+        `.named`, the properties that predict the class of held-out images surely better than with permuted
+        labels, each with `.accuracy`, `.control`, `.p` and example images; `.report()` writes the page.
+
+    Example:
+        >>> import numpy as np
+        >>> images = np.random.default_rng(0).integers(40, 200, (40, 32, 32, 3), np.uint8)
+        >>> images[::2, ..., 0] += 30
+        >>> images[::2, ..., 2] -= 30
+        >>> check_data(images, [0, 1] * 20).named[0].name
+        'tint'
+    """
+    from heatproof.images.kinds import guess_source, open_source
+    from heatproof.report import data_check
+
+    if isinstance(images, (str, Path)):
+        guess = guess_source(images)
+        source = open_source(guess.kind, guess.path, **guess.options)
+    else:
+        source = open_source("memory", images, labels=labels, class_names=list(classes) or None)
+    return data_check.check_data(source, limit, seed)
 
 
 def audit(

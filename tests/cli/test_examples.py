@@ -24,7 +24,11 @@ from PIL import Image
 
 from heatproof.cli import main
 from heatproof.cli._study import StudyCommand
+from heatproof.report.model_card import write_result
 from heatproof.run.engine import run_study
+from heatproof.store import RunFolder
+from heatproof.verdict.data import read_run
+from heatproof.verdict.judge import judge
 from tiny_study import make_study
 
 ROOT = Path(__file__).parents[2]
@@ -36,6 +40,7 @@ LONG = {  # what is read but not done here, and where it is
     r"study (cscore|qr|cose|localise)": "tests/studies",
     r"run .*--engine ray": "tests/run/test_ray.py",
     r"(audit|evidence) (lite0|timm|torchvision)": "minutes; tests/studies",
+    r"evidence --data-only": "tests/report/test_data_check.py",
     r"explain monai": "a scan, and a package of its own; tests/models/test_monai.py",
     r"score lite0": "minutes; the others below do the same with a small network",
     r"score (lite0|client)": "tests/run/test_foreign.py",
@@ -119,6 +124,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path = folder / "maps" / Path(name).with_suffix(".npy")
         path.parent.mkdir(parents=True, exist_ok=True)
         np.save(path, map_)
+    (folder / "results").mkdir()
+    data = read_run(RunFolder.open(folder / "runs/first"))
+    for name in ("first", "second"):
+        write_result(data, judge(data), folder / f"results/{name}.json")
     (folder / "names.txt").write_text("\n".join(f"class {i}" for i in range(1000)))
     return folder
 

@@ -1,7 +1,8 @@
-"""Model cards: read back by huggingface_hub itself."""
+"""Model cards, read back by huggingface_hub itself; result files and their board."""
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -9,9 +10,17 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from heatproof.cli.read import report_command
-from heatproof.errors import StoreError
-from heatproof.report.model_card import card_markdown, write_model_card, yaml_scalar
+from heatproof.cli.read import board_command, export_command, report_command
+from heatproof.errors import InputError, StoreError
+from heatproof.report.model_card import (
+    SCHEMA,
+    card_markdown,
+    read_result,
+    write_board,
+    write_model_card,
+    write_result,
+    yaml_scalar,
+)
 from heatproof.store import RunFolder
 from heatproof.verdict.answers import ClassAnswer, MethodAnswer, NetworkAnswer, Test, Verdict
 from heatproof.verdict.data import RunData, read_run
@@ -103,3 +112,63 @@ def test_the_command_writes_its_card_and_no_foreign_card(
     with pytest.raises(StoreError, match="did not write; name another file"):
         write_model_card(data, judge(data), tmp_path / "README.md")
     assert (tmp_path / "README.md").read_text() == "# mine"
+
+
+def test_a_result_file_holds_both_answers_and_no_image(
+    data: RunData, verdict: Verdict, tmp_path: Path
+) -> None:
+    result = read_result(write_result(data, verdict, tmp_path / "a.json"))
+    assert (result.schema, result.network, result.checkpoint) == (SCHEMA, "net <1>", "epoch02")
+    assert (result.follow, result.uses_object, result.headline) == ("yes", "yes", verdict.headline)
+    assert result.methods["gradcam"]["tests"]["specificity_weights"]["value"] == 0.4
+    assert result.methods["lime(samples=9)"] == {"follows": "no", "tests": {}}
+    assert result.images == len(data.images.ids) and result.accuracy == pytest.approx(0.8)
+    assert result.data_hash == data.manifest.data and result.versions == data.manifest.versions
+    text = (tmp_path / "a.json").read_text()
+    assert not any(name in text for name in EVIL) and str(data.folder.path.parent) not in text
+
+
+def test_the_commands_write_a_result_and_a_board(run: RunFolder, tmp_path: Path) -> None:
+    file, page = tmp_path / "a.json", tmp_path / "board.html"
+    assert CliRunner().invoke(export_command, [str(run.path), "--result", str(file)]).exit_code == 0
+    other = json.loads(file.read_text()) | {"network": "<script>alert(1)</script>", "accuracy": None}
+    (tmp_path / "b.json").write_text(json.dumps(other))
+    files = [str(file), str(tmp_path / "b.json")]
+    assert CliRunner().invoke(board_command, [*files, "--out", str(page)]).exit_code == 0
+    text = page.read_text()
+    assert text.count("<tr>") == 3 and "net &lt;1&gt;" in text and "&lt;script&gt;alert" in text
+    assert text.count("<script") == 1 and "src=" not in text and "http" not in text.partition("</style>")[2]
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"schema": "heatproof-result-1"}'])
+def test_another_file_is_no_result(content: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(content)
+    with pytest.raises(InputError, match=r"is no result file .*heatproof export RUN --result FILE"):
+        write_board([tmp_path / "a.json"], tmp_path / "board.html")
+
+
+def test_a_result_of_another_schema_is_refused(data: RunData, verdict: Verdict, tmp_path: Path) -> None:
+    path = write_result(data, verdict, tmp_path / "a.json")
+    path.write_text(path.read_text().replace(SCHEMA, "heatproof-result-9"))
+    with pytest.raises(InputError, match="has the schema 'heatproof-result-9'"):
+        read_result(path)
+
+
+def test_a_click_on_a_heading_sorts_the_board(data: RunData, verdict: Verdict, tmp_path: Path) -> None:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if not Path("/usr/bin/chromium").exists():
+        pytest.skip("there is no chromium")
+    path = write_result(data, verdict, tmp_path / "a.json")
+    files = []
+    for name, images in (("b", 9), ("c", 100), ("a", 20)):
+        files.append(tmp_path / f"{name}.json")
+        files[-1].write_text(json.dumps(json.loads(path.read_text()) | {"network": name, "images": images}))
+    page_file = write_board(files, tmp_path / "board.html")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        page = browser.new_page()
+        page.goto(page_file.as_uri())
+        for heading, order in (("Images", "bac"), ("Images", "cab"), ("Network", "abc")):
+            page.locator("thead button", has_text=heading).first.click()
+            assert "".join(page.locator("tbody th").all_inner_texts()) == order
+        browser.close()

@@ -38,7 +38,8 @@ SECTIONS = {
         "drift": "Test whether maps of live images differ from those of a reference run.",
         "serve": "Show the report as a live page, also during the run.",
         "sql": "Query the scores with SQL.",
-        "export": "Export the scores as CSV, Parquet or LaTeX.",
+        "export": "Export the scores as CSV, Parquet or LaTeX, or the result as JSON.",
+        "board": "Write one sortable page of many results.",
     },
     "Check": {
         "gate": "Check rules on a run, for CI.",
@@ -49,8 +50,7 @@ SECTIONS = {
 MODULES = {  # of commands that share a module or have another name than it
     "list": "listing", "init": "run", "score": "audit", "evidence": "audit",
     "contrast": "study:placed_contrast",
-    **dict.fromkeys(("verdict", "report", "compare", "drift", "serve", "sql", "export", "gate"), "read"),
-    "verify": "read",
+    **dict.fromkeys((*SECTIONS["Read a run"], *SECTIONS["Check"]), "read"),
 }  # fmt: skip
 PROTOCOLS = {
     "cscore": "Are the maps of a class consistent over training?",

@@ -20,6 +20,7 @@ from heatproof.cli._console import (
     stopped,
 )  # fmt: skip
 from heatproof.cli._study import PlacedCommand
+from heatproof.disk import clear_failure
 from heatproof.run.progress import Bar, Progress, spell
 from heatproof.studies.audit.settings import AuditSettings, EvidenceSettings, NetworkSettings, ScoreSettings
 
@@ -33,6 +34,11 @@ OPEN = click.Option(
     ["--open/--no-open", "show"],
     default=None,
     help="Open the page in a browser at the end; by default if there is a screen.",
+)
+DATA_ONLY = click.Option(
+    ["--data-only"],
+    is_flag=True,
+    help="Test the images alone, without MODEL: heatproof evidence --data-only IMAGES.",
 )
 ABOUT_TRIALS = 25  # number of timings if a network supports every method
 
@@ -100,21 +106,30 @@ def audit_command(ctx: click.Context, given: dict[str, Any], show: bool | None) 
     if outcome.plan.more:
         say(f"note: {outcome.plan.more}")
     say(f"choices and reasons: {plan.study}; to repeat or extend the audit: heatproof run {plan.study}")
-    _end(ctx, outcome, path, show)
+    _end(ctx, path, show, outcome.result.broken or outcome.result.unanswered)
 
 
-def _end(ctx: click.Context, outcome: AuditOutcome, path: Path, show: bool | None) -> None:
+def _end(ctx: click.Context, path: Path, show: bool | None, unusable: object) -> None:
     """Open the page, or print its address; exit with 1 if images could not be used."""
     page = path.resolve().as_uri()
     show = console.is_terminal and has_screen() if show is None else show
     say(f"{'opened' if show and webbrowser.open(page) else 'open'} the page: {page}")
-    if outcome.result.broken or outcome.result.unanswered:
+    if unusable:
         ctx.exit(1)
 
 
-@click.command("evidence", cls=PlacedCommand, settings=EvidenceSettings, more={"out": OPEN})
+class EvidenceCommand(PlacedCommand):
+    """With --data-only, the first argument is IMAGES."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, ["none", *args] if "--data-only" in args else args)
+
+
+@click.command(
+    "evidence", cls=EvidenceCommand, settings=EvidenceSettings, more={"out": OPEN, "methods": DATA_ONLY}
+)
 @click.pass_context
-def evidence_command(ctx: click.Context, given: dict[str, Any], show: bool | None) -> None:
+def evidence_command(ctx: click.Context, given: dict[str, Any], show: bool | None, data_only: bool) -> None:
     """Find out what MODEL uses in IMAGES, by moving its evidence into other images.
 
     IMAGES is a folder with a folder of images for each class, or a CSV file that lists images with labels.
@@ -126,6 +141,11 @@ def evidence_command(ctx: click.Context, given: dict[str, Any], show: bool | Non
 
     Whether the maps follow the network is not tested here: heatproof audit answers both questions.
 
+    With --data-only there is no network: the command tests which properties of whole images (size, tint,
+    frame, compression, corner marks, ...) predict the class of held-out images better than with permuted
+    labels. It writes data.html and data.json to the folder --out; of the other options, --limit and --seed
+    apply.
+
     \b
     Written to the folder --out; the same command resumes a stopped run:
       report.html     the page: what the network uses, with images before and after
@@ -136,10 +156,22 @@ def evidence_command(ctx: click.Context, given: dict[str, Any], show: bool | Non
     Examples:
       heatproof evidence timm:resnet18 pictures --checkpoint best.pt
       heatproof evidence net.py:make pictures/test --methods hirescam --out runs/evidence
+      heatproof evidence --data-only pictures/train --limit 1000
 
     The exit code is 1 if images could not be used, 130 if the command was stopped.
     """
     settings = EvidenceSettings(**given)
+    if data_only:
+        from heatproof.api import check_data
+
+        result = check_data(settings.images, limit=settings.limit, seed=settings.seed)
+        if result.broken:
+            errors.print(broken_table(result.broken))
+        say(str(result))
+        with clear_failure(settings.out):
+            settings.out.mkdir(parents=True, exist_ok=True)
+        _end(ctx, result.report(settings.out / "data.html"), show, result.broken)
+        return
     check_input(settings)
     from heatproof.studies.audit.protocol import plan_evidence, run_audit
 
@@ -153,7 +185,7 @@ def evidence_command(ctx: click.Context, given: dict[str, Any], show: bool | Non
     for answer in verdict.network.classes:
         say(f"  {answer}")
     say(f"to repeat or extend it: heatproof run {plan.study}")
-    _end(ctx, outcome, path, show)
+    _end(ctx, path, show, outcome.result.broken or outcome.result.unanswered)
 
 
 def _choices(plan: AuditPlan) -> Table:

@@ -1,4 +1,4 @@
-"""Commands that read a run folder: verdict, report, compare, serve, sql, export, gate and verify."""
+"""Commands that read a run folder: verdict, report, compare, serve, sql, export, board, gate and verify."""
 
 from __future__ import annotations
 
@@ -317,24 +317,48 @@ def _cell(value: object) -> str:
 @click.option("--csv", type=PATH, help="All rows, sorted.")
 @click.option("--parquet", type=PATH, help="All rows, sorted.")
 @click.option("--latex", type=PATH, help="Means with their n, metrics by methods.")
+@click.option("--result", type=PATH, help="Both answers with network, data and versions, as JSON to share.")
 def export_command(run: Path, **files: Path | None) -> None:
-    """Write the scores of the folder RUN to files.
+    """Write the scores of the folder RUN, or its result, to files.
 
     \b
     Examples:
       heatproof export runs/first --csv scores.csv
+      heatproof export runs/first --result first.json
       heatproof export runs/first --parquet scores.parquet --latex table.tex
     """
     from heatproof.store import RunFolder
 
     wanted = {form: path for form, path in files.items() if path}
     if not wanted:
-        raise InputError("nothing to export; name a file with --csv, --parquet or --latex")
-    scores = RunFolder.open(run).scores()
-    for form in ("csv", "parquet", "latex"):
-        if path := wanted.get(form):
-            scores.export(path, form)
-            say(f"wrote {path}")
+        raise InputError("nothing to export; name a file with --csv, --parquet, --latex or --result")
+    folder = RunFolder.open(run)
+    for form, path in wanted.items():
+        if form == "result":
+            from heatproof.report.model_card import write_result
+            from heatproof.verdict.data import read_run
+            from heatproof.verdict.judge import judge
+
+            write_result(data := read_run(folder), judge(data), path)
+        else:
+            folder.scores().export(path, form)
+        say(f"wrote {path}")
+
+
+@click.command("board")
+@click.argument("files", nargs=-1, required=True, type=PATH, metavar="FILE...")
+@click.option("--out", "-o", type=PATH, default=Path("board.html"), help="The page.")
+def board_command(files: tuple[Path, ...], out: Path) -> None:
+    """Write one sortable page of the result files FILE..., each written by heatproof export RUN --result.
+
+    \b
+    Examples:
+      heatproof board results/first.json results/second.json
+      heatproof board results/first.json --out board.html
+    """
+    from heatproof.report.model_card import write_board
+
+    say(f"wrote {write_board(files, out)}")
 
 
 @click.command("serve")

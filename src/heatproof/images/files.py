@@ -204,6 +204,13 @@ def picture_size(path: Path) -> Size:
         raise InputError("its size cannot be read") from error
 
 
+def quantisation(path: Path) -> tuple[float, float]:
+    """Means of the luminance and colour quantisation tables of a readable JPEG file; 0 for other files."""
+    with Image.open(path, formats=_formats()) as image:
+        means = [sum(table) / len(table) for table in getattr(image, "quantization", {}).values()]
+    return (means[0], means[-1]) if means else (0.0, 0.0)
+
+
 def swaps_axes(path: Path) -> bool:
     """Whether the EXIF orientation of a readable file swaps its width and height."""
     with Image.open(path, formats=_formats()) as image:

@@ -27,6 +27,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -38,6 +39,7 @@ FRAME, CORNER, EDGE, ILLUMINATION = 1 / 14, 1 / 5, 1 / 8, 1 / 6  # of the image'
 BLURS, SHARPER = (0.5, 0.8, 1.2, 1.8, 2.7, 4.0), (0.5, 1.0, 2.0, 4.0)  # sigmas in pixels; amounts
 LEAST_WEIGHT, LEAST_DEVIATION = 1e-3, 1e-3
 COARSE = 48  # pixels at which low frequencies are computed
+SMALL, FINE = 112, 256  # pixels at which colours, and sharpness and noise of an image's centre, are measured
 PLACES = {  # slices of height and width, of a region of `part` of the side
     "corner, top left": ("first", "first"), "corner, top right": ("first", "last"),
     "corner, bottom left": ("last", "first"), "corner, bottom right": ("last", "last"),
@@ -164,6 +166,42 @@ def compressed_like(image: Image.Image, other: Image.Image) -> Image.Image:
 
 
 FILE_TRANSFERS = {"size": resized_like, "compression": compressed_like}
+
+
+def measured(image: Image.Image) -> dict[str, tuple[float, ...]]:
+    """Numbers that describe each property of an "RGB" image, all but size and frame without its frame.
+
+    >>> numbers = measured(Image.new("RGB", (60, 40), (90, 60, 60)))
+    >>> numbers["size"], [round(number, 2) for number in numbers["tint"]]
+    ((40.0, 60.0), [0.08, -0.04])
+    """
+
+    def pixels(shown: Image.Image) -> tuple[Tensor, Tensor]:
+        values = torch.from_numpy(np.array(shown)).float().permute(2, 0, 1)[None] / 255
+        return values, torch.ones(1, *values.shape[-2:])
+
+    wide = round(FRAME * SMALL)
+    around, _ = pixels(image.resize((SMALL, SMALL), Image.Resampling.BILINEAR))
+    small = around[..., wide:-wide, wide:-wide]
+    mean = small.mean((0, 2, 3))
+    left, top = (max(round(FRAME * length), (length - FINE) // 2) for length in image.size)
+    fine = pixels(image.crop((left, top, image.width - left, image.height - top)))
+    halves = F.adaptive_avg_pool2d(small.mean(1), 2).flatten() - mean.mean()
+    numbers = {
+        "size": (float(image.height), float(image.width)),
+        "aspect": (image.width / image.height,),
+        "brightness": (float(mean.mean()),),
+        "tint": tuple((mean - mean.mean())[:2].tolist()),
+        "contrast": (float(small.mean(1).std()),),
+        "illumination": tuple(halves[:3].tolist()),
+        "sharpness": (float(_laplacian(*fine)),),
+        "noise": (float(_noise_level(*fine)),),
+    }
+    for name in ("frame", *PLACES):
+        region = around if name == "frame" else small
+        values = region[0, :, region_mask(name, (region.shape[-2], region.shape[-1]))]
+        numbers[name] = (*(values.mean(1) - mean).tolist(), float(values.mean(0).std()))
+    return numbers
 
 
 def _moments(images: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,19 +1,27 @@
-"""The results of a run as a Hugging Face model card: Markdown with `model-index` results in its head."""
+"""Results of a run for others: a Hugging Face model card, a result file, and a board of result files.
+
+The card is Markdown with `model-index` results in its head. A result file is JSON with the fields of
+`Result`; it holds no image, no name of an image and no path.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from heatproof.disk import output_path, write_whole
-from heatproof.errors import StoreError
+from heatproof.errors import InputError, StoreError
 from heatproof.metrics.results import mean_interval
-from heatproof.report.pieces import TEMPLATES
-from heatproof.verdict.answers import USES, WORDS, Test, Verdict
+from heatproof.report.pieces import TEMPLATES, Grid, asset, fill, named, number, policy
+from heatproof.store.ledger import check_types
+from heatproof.verdict.answers import USES, WORDS, Test, Verdict, without_nan
 from heatproof.verdict.data import RunData
 
 MARK = "<!-- heatproof -->"  # of a card that heatproof wrote, and may overwrite
@@ -23,6 +31,96 @@ LIMITS = (
     "The answers hold for these images, this network and these weights; no groups of people were compared.",
     "Whether maps help people to make better decisions was not measured.",
 )
+
+
+SCHEMA = "heatproof-result-1"
+
+
+@dataclass(frozen=True)
+class Result:
+    """The content of a result file."""
+
+    schema: str
+    network: str
+    checkpoint: str
+    weights: str  # hash
+    data: str  # name of the dataset,
+    data_hash: str  # of names and contents of the images,
+    images: int  # that could be used,
+    classes: list[str]
+    accuracy: float | None  # None without labels
+    headline: str
+    follow: str  # do the maps follow the network? yes, no or undecided
+    uses_object: str  # does the network use the object?
+    note: str  # why
+    methods: dict[str, dict[str, Any]]  # "follows", and "tests" that decided it: value, low, high, n
+    rates: dict[str, Any]  # measured error rates of both answers
+    versions: dict[str, str]
+    started: str  # of the run
+
+
+def write_result(data: RunData, verdict: Verdict, path: str | Path) -> Path:
+    """Write the result file of a run at one checkpoint."""
+    path, manifest = output_path(path), data.manifest
+    right = [float(right) for right in data.images.right if right is not None]
+    methods = {
+        m.method: {"follows": m.follows, "tests": {
+            t.name: {"value": t.value, "low": t.low, "high": t.high, "n": t.n} for t in voting(m.tests)
+        }}
+        for m in verdict.methods
+    }  # fmt: skip
+    result = Result(
+        SCHEMA, data.model, data.checkpoint, manifest.models.get(data.checkpoint, ""), data_set(data)[0],
+        manifest.data, len(data.images.ids), list(manifest.classes),
+        sum(right) / len(right) if right and not manifest.is_multilabel else None,
+        verdict.headline, verdict.follow, verdict.network.answer, verdict.network.note, methods,
+        {"follow": verdict.rates.get("rates", {}), "uses_object": verdict.network.rates},
+        dict(manifest.versions), manifest.started,
+    )  # fmt: skip
+    write_whole({path: json.dumps(without_nan(asdict(result)), indent=1, ensure_ascii=False) + "\n"})
+    return path
+
+
+def read_result(path: Path) -> Result:
+    """Read a result file; raises InputError for any other content."""
+    try:
+        result: Result = check_types(json.loads(path.read_text(encoding="utf-8")), Result)
+    except (OSError, ValueError, RecursionError) as error:
+        remedy = "write one with heatproof export RUN --result FILE"
+        raise InputError(f"{path} is no result file ({error}); {remedy}") from error
+    if result.schema != SCHEMA:
+        raise InputError(f"{path} has the schema {result.schema!r}, not {SCHEMA}; export the run again")
+    return result
+
+
+def write_board(files: Iterable[Path], path: str | Path) -> Path:
+    """Write one sortable HTML page of result files."""
+    path, script = output_path(path), asset("board.js")
+    heads = [
+        "Network", "Checkpoint", "Dataset", "Images", "Accuracy", "Maps that follow the network", "Answer",
+        "Weights", "Data", "heatproof", "Date",
+    ]  # fmt: skip
+    rows = []
+    for r in map(read_result, files):
+        follow = [method for method, answer in r.methods.items() if answer.get("follows") == "yes"]
+        counted = f"{len(follow)} of {len(r.methods)}" + f": {', '.join(follow)}" * bool(follow)
+        accuracy = number(math.nan if r.accuracy is None else r.accuracy)
+        rows.append([
+            named(r.network), named(r.checkpoint), named(r.data), str(r.images), accuracy, named(counted),
+            named(USES.get(r.uses_object, r.uses_object)), named(r.weights[:8]), named(r.data_hash[:8]),
+            named(r.versions.get("heatproof", "")), named(r.started[:10]),
+        ])  # fmt: skip
+    content = {"table": Grid(heads, rows, "Results"), "count": len(rows), "policy": policy(script),
+               "style": Markup(asset("page.css")), "script": Markup(script)}  # fmt: skip
+    write_whole({path: fill("board", content).encode("utf-8", errors="replace")})
+    return path
+
+
+def data_set(data: RunData) -> tuple[str, str]:
+    """Name of the dataset without its folders, and its kind."""
+    images = data.manifest.config.get("images", {})
+    kind, path = str(images.get("kind", "images")), str(images.get("path") or "")
+    return path if kind == "hf" else Path(path).name or kind, kind
 
 
 def write_model_card(data: RunData, verdict: Verdict, path: str | Path) -> Path:
@@ -36,9 +134,7 @@ def write_model_card(data: RunData, verdict: Verdict, path: str | Path) -> Path:
 
 def card_markdown(data: RunData, verdict: Verdict) -> str:
     """The text of the card: `model-index` results in YAML, then the section in Markdown."""
-    images = data.manifest.config.get("images", {})
-    kind, path = str(images.get("kind", "images")), str(images.get("path") or "")
-    name = path if kind == "hf" else Path(path).name or kind  # without its folders
+    name, kind = data_set(data)
     content = {
         "mark": MARK,
         "metrics": _metrics(data, verdict),
