@@ -23,6 +23,8 @@ HEAD = (
     "What the output is: softmax, logit, multilabel, regression, segmentation, detection or embedding. "
     "Detected automatically if unambiguous."
 )
+PROMPT = 'For CLIP and other image-text models: a class, "class: text" or a text; several times.'
+PROMPTS = "The same from a text file, one per line."
 CLASS_HEAD = "What the output is: softmax, logit, probabilities. Detected automatically if unambiguous."
 LAYER = "Layer of CAMs; chosen automatically by default."
 LIMIT = "Maximum number of images, classes in proportion."
