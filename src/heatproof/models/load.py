@@ -432,7 +432,8 @@ def build_hf(request: NetworkRequest) -> Model:
     image_part = getattr(module, "vision_model", module)
     preprocess = sized(Preprocess(), image_part) if processor is None else _processor_steps(processor)
     if request.prompts:
-        classifier, names = prompt_classifier(module, tokenizer, request.prompts, preprocess.blank)
+        noise = torch.randn(preprocess.blank.shape, generator=torch.Generator().manual_seed(0))
+        classifier, names = prompt_classifier(module, tokenizer, request.prompts, noise)
         return Model(classifier, preprocess=preprocess, classes=names)
     names = tuple(str(module.config.id2label[i]) for i in range(module.config.num_labels))
     are_names = any(name != f"LABEL_{i}" for i, name in enumerate(names))

@@ -4,8 +4,9 @@ The text encoder runs once. The vector of a prompt becomes a row of a linear lay
 
     logit of a prompt = scale * cosine(image, prompt) + bias
 
-Scale and bias are the model's own; CLIP and ALIGN have no bias. Methods, random weights and folding work on it
-as on any classifier. Vectors of several prompts of a class are averaged and normalised (radford2021learning).
+Scale and bias are the model's own; CLIP and ALIGN have no bias. Methods, random weights and folding work on
+it as on any classifier. Vectors of several prompts of a class are averaged and normalised.
+Cite: radford2021learning, section 3.1.4.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch.nn.functional import normalize
 from heatproof.errors import InputError, ModelError
 
 AGREEMENT = 1e-3  # relative difference from the logits of the whole model that rounding may cause
+SAME = 1e-5  # difference from 1 of the cosine of two texts that a model does not distinguish
 
 
 class PromptClassifier(nn.Module):
@@ -52,9 +54,13 @@ def read_prompts(prompts: Sequence[str] | Mapping[str, str]) -> list[tuple[str, 
         raise InputError(f"prompts is a list of texts, one for each class; got {prompts!r}")
     parts = [[part.strip() for part in prompt.split(":", 1)] for prompt in prompts]
     if empty := [prompt for prompt, own in zip(prompts, parts, strict=True) if not all(own)]:
-        raise InputError(f"the prompt {empty[0]!r} lacks its text or its class; write 'class: text' or a text")
+        raise InputError(
+            f"the prompt {empty[0]!r} lacks its text or its class; write 'class: text' or a text"
+        )
     if len({own[0] for own in parts}) < 2:
-        raise InputError(f"a classifier needs prompts for two or more classes, got {list(prompts)}; add others")
+        raise InputError(
+            f"a classifier needs prompts for two or more classes, got {list(prompts)}; add others"
+        )
     return [(own[0], own[-1]) for own in parts]
 
 
@@ -72,26 +78,26 @@ def prompt_classifier(
     """
     texts = [text for _, text in prompts]
     most = network.config.text_config.max_position_embeddings
-    tokens = [tuple(ids) for ids in tokenizer(texts)["input_ids"]]
-    for text, ids in zip(texts, tokens, strict=True):
+    for text, ids in zip(texts, tokenizer(texts)["input_ids"], strict=True):
         if len(ids) > most:
-            raise InputError(f"the prompt {text!r} has {len(ids)} tokens, and the model takes {most}; shorten it")
-        if texts[tokens.index(ids)] != text:
-            raise ModelError(
-                f"the tokenizer does not distinguish {text!r} from {texts[tokens.index(ids)]!r}; change a prompt, "
-                "or save the model's own tokenizer in its folder"
-            )
+            raise InputError(f"the prompt {text!r} has {len(ids)} tokens, the model takes {most}; shorten it")
     # SigLIP was trained with padded texts and without a mask.
     fixed = "siglip" in network.config.model_type
     padding: dict[str, Any] = {"padding": "max_length", "max_length": most} if fixed else {"padding": True}
     encoded = tokenizer(texts, return_tensors="pt", **padding)
     known = ("input_ids",) if fixed else ("input_ids", "attention_mask")
-    network.eval()
     output = network(pixel_values=images, **{name: encoded[name] for name in known})
+    vectors, logits = output.text_embeds, output.logits_per_image
+    for (name, text), row in zip(prompts, vectors @ vectors.T, strict=True):
+        other = int((row > 1 - SAME).int().argmax())
+        if name != prompts[other][0]:
+            raise ModelError(
+                f"the model does not distinguish {text!r} from {texts[other]!r}; change a prompt, or save "
+                "its own tokenizer in its folder"
+            )
     scale = network.logit_scale.exp() if hasattr(network, "logit_scale") else 1 / network.temperature
     bias = getattr(network, "logit_bias", None)
-    vectors, logits = output.text_embeds, output.logits_per_image
-    whole = PromptClassifier(network, vectors * scale, bias).eval()(images)
+    whole = PromptClassifier(network, vectors * scale, bias)(images)
     if not torch.allclose(whole, logits, AGREEMENT, AGREEMENT * float(scale)):
         raise ModelError(f"{type(network).__name__} does not compare images and texts by their cosine")
     names = tuple(dict.fromkeys(name for name, _ in prompts))
