@@ -24,7 +24,7 @@ from heatproof.images.kinds import is_nifti_name, open_seen
 from heatproof.models.names import KERAS_FILES, LITE, read_lines
 from heatproof.registry import check_methods, split_calls
 from heatproof.show import COLOUR_MAPS, hottest, overlay, pixels, plane_words, sections
-from heatproof.studies.settings import HEAD, PROMPT, PROMPTS, PreprocessSettings
+from heatproof.studies.settings import HEAD, PROMPT, PROMPTS, PreprocessSettings, numbers, read_window
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from heatproof.models.model import Model
 
 ARRAYS = (".npy", ".npz", ".nii", ".nii.gz")  # of any number of channels
+SPACING = "spacing is three lengths in mm, such as 1,1,1"
 IMAGES_AT_ONCE = 8  # explained together: enough to fill a CPU, few enough to see progress
 
 
@@ -130,8 +131,8 @@ def explain_command(
     from heatproof.run.checks import input_warnings
 
     loaded = open_model(model, **choice)
-    scans = {"window": window, "spacing": spacing}
-    preprocess |= {name: numbers(text) for name, text in scans.items() if text}
+    preprocess |= {"window": read_window(window)} if window else {}
+    preprocess |= {"spacing": numbers(spacing, SPACING)} if spacing else {}
     loaded = replace(loaded, preprocess=loaded.preprocess.replaced(preprocess))
     own = weights is None and not model.partition(":")[0].endswith(".py")  # come with their preprocessing
     say(f"the network's input: {loaded.preprocess.description}")
@@ -195,14 +196,6 @@ def unique_names(paths: Sequence[Path]) -> list[str]:
         count[stem] += 1
         names.append(stem if count[stem] == 1 else f"{stem}-{count[stem]}")
     return names
-
-
-def numbers(text: str) -> Any:
-    """Parse numbers between commas; any other text is returned unchanged."""
-    try:
-        return tuple(float(number) for number in text.split(","))
-    except ValueError:
-        return text
 
 
 def explain_some(
