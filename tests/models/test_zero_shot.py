@@ -89,20 +89,25 @@ def test_random_weights_and_plain_passes(name: str, saved: Any) -> None:
     model, images = hp.load_model(saved[name][0], prompts=PROMPTS), torch.randn(2, 3, 32, 32)
     plain = hp.load_model(saved[name][0], prompts=PROMPTS, accelerate=False)
     assert torch.allclose(model.logits(images), plain.logits(images), rtol=1e-4, atol=1e-4)
-    before, weight = model.logits(images), model.module.head.weight.clone()
+    before, weight = model.logits(images), model.module.get_parameter("head.weight").clone()
     random = untrained_copy(model, images, seed=1)
-    assert not torch.allclose(random.logits(images), before) and torch.equal(model.module.head.weight, weight)
+    assert not torch.allclose(random.logits(images), before) and torch.equal(
+        model.module.get_parameter("head.weight"), weight
+    )
 
 
 def test_several_prompts_of_a_class_are_averaged(saved: Any) -> None:
     spec = saved["CLIP"][0]
-    rows = hp.load_model(spec, prompts=["a red disc", "a red square", "a blue disc"]).module.head.weight
+    alone = hp.load_model(spec, prompts=["a red disc", "a red square", "a blue disc"])
+    rows = alone.module.get_parameter("head.weight")
     named = hp.load_model(spec, prompts=["red: a red disc", "blue: a blue disc", "red: a red square"])
     mean = torch.nn.functional.normalize(rows[:2].mean(0), dim=0) * rows[0].norm()
     assert named.classes == ("red", "blue")
-    assert torch.allclose(named.module.head.weight, torch.stack([mean, rows[2]]), rtol=1e-4, atol=1e-5)
+    assert torch.allclose(
+        named.module.get_parameter("head.weight"), torch.stack([mean, rows[2]]), rtol=1e-4, atol=1e-5
+    )
     by_class = hp.load_model(spec, prompts={"red": "a red disc", "blue": "a blue disc"})
-    assert torch.equal(by_class.module.head.weight, rows[[0, 2]])
+    assert torch.equal(by_class.module.get_parameter("head.weight"), rows[[0, 2]])
 
 
 def test_siglip_s_own_sigmoids(saved: Any, example: dict[str, Any]) -> None:
@@ -161,10 +166,10 @@ def test_the_example_and_the_commands(
     assert Path("maps/two.gradcam.png").exists()
 
     # The study that an audit writes has the prompts inside; folders are matched to their classes.
-    given = {"prompt": (red,), "prompts": read_lines("prompts.txt")}
-    settings = AuditSettings(model="hf:clip", images=Path("images"), **given)
+    others = read_lines("prompts.txt")
+    settings = AuditSettings(model="hf:clip", images=Path("images"), prompt=(red,), prompts=others)
     tables = study_tables(settings, guess_source(settings.images), tmp_path, {})
-    assert tables["model"]["prompts"] == [red, *read_lines("prompts.txt")]
+    assert tables["model"]["prompts"] == [red, *others]
     run = hp.run(tables | {"methods": ["gradcam"], "metrics": ["accuracy"]}, "run")
     (accuracy,) = run.scores().query("metric == 'accuracy'").value
     assert accuracy > 0.9
