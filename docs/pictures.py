@@ -14,6 +14,7 @@ from __future__ import annotations
 import inspect
 import io
 import re
+import runpy
 import shlex
 import sys
 import tempfile
@@ -314,6 +315,13 @@ def onnx() -> Image.Image:
     return panel([Tile(picture, "the picture"), *tiles], columns=6)
 
 
+def zero_shot() -> Image.Image:
+    """Maps of a small CLIP model for two prompts, which the example trains and draws."""
+    with tempfile.TemporaryDirectory() as folder:
+        runpy.run_path(str(DOCS.parent / "examples" / "zero_shot.py"))["main"](["--out", folder])
+        return Image.open(Path(folder) / "panel.png").convert("RGB")
+
+
 def tutorial(page: str, figure: str) -> Image.Image:
     """What the commands of a tutorial draw."""
     text = (DOCS / "tutorials" / page).read_text(encoding="utf-8")
@@ -349,7 +357,7 @@ PICTURES: dict[str, Callable[[], Image.Image]] = {
     function.__name__: function
     for function in (
         cscore, structure, cose, localise, insertion_deletion, occlusion, robustness, sanity, specificity,
-        mosaic, agreement, methods, onnx,
+        mosaic, agreement, methods, onnx, zero_shot,
     )
 }  # fmt: skip
 PICTURES |= {name: partial(tutorial, *of) for name, of in TUTORIALS.items()}
@@ -365,7 +373,8 @@ def to_picture(figure: Any) -> Image.Image:
 
 def place_of(name: str) -> Path:
     folder = DOCS / "tutorials" / "pictures" if name in TUTORIALS else FOLDER
-    return (DOCS / "pictures" if name in ("methods", "onnx", "volumes", "drift") else folder) / f"{name}.png"
+    others = ("methods", "onnx", "volumes", "drift", "zero_shot")
+    return (DOCS / "pictures" if name in others else folder) / f"{name}.png"
 
 
 def write(name: str) -> Path:

@@ -42,6 +42,7 @@ LONG = {  # what is read but not done here, and where it is
     r"(audit|evidence) (lite0|timm|torchvision)": "minutes; tests/studies",
     r"evidence --data-only": "tests/report/test_data_check.py",
     r"explain monai": "a scan, and a package of its own; tests/models/test_monai.py",
+    r"explain hf": "a saved model, and a package of its own; tests/models/test_zero_shot.py",
     r"score lite0": "minutes; the others below do the same with a small network",
     r"score (lite0|client)": "tests/run/test_foreign.py",
 }

@@ -21,10 +21,10 @@ from heatproof.disk import clear_failure
 from heatproof.errors import InputError, ModelError, TargetError, did_you_mean
 from heatproof.images.files import DICOM_SUFFIXES, EXAMPLES, named_file, suffixes
 from heatproof.images.kinds import is_nifti_name, open_seen
-from heatproof.models.names import KERAS_FILES, LITE
+from heatproof.models.names import KERAS_FILES, LITE, read_lines
 from heatproof.registry import check_methods, split_calls
 from heatproof.show import COLOUR_MAPS, hottest, overlay, pixels, plane_words, sections
-from heatproof.studies.settings import HEAD, PreprocessSettings
+from heatproof.studies.settings import HEAD, PROMPT, PROMPTS, PreprocessSettings, numbers, read_window
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from heatproof.models.model import Model
 
 ARRAYS = (".npy", ".npz", ".nii", ".nii.gz")  # of any number of channels
+SPACING = "spacing is three lengths in mm, such as 1,1,1"
 IMAGES_AT_ONCE = 8  # explained together: enough to fill a CPU, few enough to see progress
 
 
@@ -53,6 +54,8 @@ class Explained:
 @click.option("--checkpoint", type=PATH, help="Weights: safetensors or torch.")
 @click.option("--random-weights", is_flag=True, help="Use random weights.")
 @click.option("--classes", type=PATH, help="Class names: a text file, one per line.")
+@click.option("--prompt", multiple=True, help=PROMPT)
+@click.option("--prompts", type=PATH, help=PROMPTS)
 @click.option("--allow-pickle", is_flag=True, help="Allow the checkpoint to run code. Only if you trust it.")
 @click.option("--head", help=HEAD)
 @click.option("--references", type=PATH, help="For an embedding: reference vectors, a .npy file.")
@@ -108,6 +111,7 @@ def explain_command(
       heatproof explain lite0 photos/ "more/*.jpg" --methods "gradcam++,lime(samples=50)" --out maps
       heatproof explain lite0 example:cat --target "tiger cat"
       heatproof explain torchvision:resnet50 scan.png --checkpoint best.pt --classes names.txt
+      heatproof explain hf:clip photo.jpg --prompt "cat: a photo of a cat" --prompt "dog: a photo of a dog"
       heatproof explain monai:DenseNet121 ct.nii.gz --checkpoint best.pt --window 40,400
 
     An image that cannot be used is reported and skipped; the exit code is then 1.
@@ -127,8 +131,8 @@ def explain_command(
     from heatproof.run.checks import input_warnings
 
     loaded = open_model(model, **choice)
-    scans = {"window": window, "spacing": spacing}
-    preprocess |= {name: numbers(text) for name, text in scans.items() if text}
+    preprocess |= {"window": read_window(window)} if window else {}
+    preprocess |= {"spacing": numbers(spacing, SPACING)} if spacing else {}
     loaded = replace(loaded, preprocess=loaded.preprocess.replaced(preprocess))
     own = weights is None and not model.partition(":")[0].endswith(".py")  # come with their preprocessing
     say(f"the network's input: {loaded.preprocess.description}")
@@ -192,14 +196,6 @@ def unique_names(paths: Sequence[Path]) -> list[str]:
         count[stem] += 1
         names.append(stem if count[stem] == 1 else f"{stem}-{count[stem]}")
     return names
-
-
-def numbers(text: str) -> Any:
-    """Parse numbers between commas; any other text is returned unchanged."""
-    try:
-        return tuple(float(number) for number in text.split(","))
-    except ValueError:
-        return text
 
 
 def explain_some(
@@ -325,8 +321,9 @@ def prediction_table(model: Model, explained: Sequence[Explained], top: int) -> 
 
 
 def open_model(
-    spec: str, checkpoint: Path | None, random_weights: bool, classes: Path | None, **options: Any
-) -> Model:
+    spec: str, checkpoint: Path | None, random_weights: bool, classes: Path | None, prompt: Sequence[str],
+    prompts: Path | None, **options: Any,
+) -> Model:  # fmt: skip
     """The model that the options name; without a checkpoint, with pretrained weights."""
     from heatproof.models.load import best_device, load_model
 
@@ -338,8 +335,10 @@ def open_model(
         raise InputError(f"{spec} brings its own weights; leave out --random-weights")
     options["device"] = best_device(options["device"])
     options["pretrained"] = pretrained = checkpoint is None and not random_weights
+    options["classes"] = read_lines(classes) if classes else None
+    options["prompts"] = [*prompt, *(read_lines(prompts) if prompts else ())] or None
     try:
-        return load_model(spec, checkpoint, classes=read_names(classes) if classes else None, **options)
+        return load_model(spec, checkpoint, **options)
     except ModelError as error:
         if not pretrained or spec.partition(":")[0] not in ("torchvision", "timm", "keras"):
             raise
@@ -348,13 +347,6 @@ def open_model(
             f"{reason}; name weights you have with --checkpoint FILE, or use --random-weights to see the "
             "methods run on an untrained network"
         ) from error
-
-
-def read_names(path: Path) -> list[str]:
-    try:
-        return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read class names from {path}: {error}") from error
 
 
 def class_name(model: Model, number: int) -> str:

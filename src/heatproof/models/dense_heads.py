@@ -371,8 +371,8 @@ def check_inputs(module: nn.Module) -> None:
     """Raise InputError for a network that takes images and texts together, such as CLIP."""
     if callable(getattr(module, "get_image_features", None)):
         raise InputError(
-            f"{type(module).__name__} takes images and texts together; wrap it so that it returns "
-            f"get_image_features(images), which are features and not class scores: {ADD_A_HEAD}"
+            f"{type(module).__name__} takes images and texts together; save it and load hf:FOLDER with "
+            "prompts as classes, or explain the similarity of get_image_features(images) to references"
         )
 
 

@@ -17,7 +17,7 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from os import PathLike
@@ -48,6 +48,7 @@ from heatproof.models.layers import find_module
 from heatproof.models.model import Model, first_convolution
 from heatproof.models.names import KERAS_FILES, LITE, imagenet_classes
 from heatproof.models.running import FunctionModule, function_in, takes_images
+from heatproof.models.zero_shot import prompt_classifier, read_prompts
 from heatproof.types import ArrayLike
 
 FORMS = (
@@ -74,6 +75,7 @@ class NetworkRequest:
     empty: bool = False  # the weights come from a checkpoint
     allow_pickle: bool = False
     options: dict[str, Any] = field(default_factory=dict)
+    prompts: Sequence[tuple[str, str]] = ()  # class and text, of an image-text model
 
     @property
     def chosen_classes(self) -> dict[str, int]:
@@ -111,6 +113,7 @@ def load_model(
     references: ArrayLike | str | PathLike[str] | None = None,
     allow_pickle: bool = False,
     prefix: str | None = None,
+    prompts: Sequence[str] | Mapping[str, str] | None = None,
     **build_options: object,
 ) -> Model:
     """Load a network by name, from a file or as a module, with its preprocessing and class names.
@@ -136,6 +139,8 @@ def load_model(
         allow_pickle: let checkpoints, weights of a library and .keras files run the code inside them.
         prefix: of the names of the weights to take from the checkpoint, such as "teacher."; needed where it
             holds several networks.
+        prompts: of an image-text model from hf:, such as CLIP: its classes, as texts, as "class: text" or as
+            texts by class; several texts of a class are averaged (see docs/bring-your-own.md).
         build_options: of the architecture, for the library's builder; an unknown one is refused with a list
             of those allowed. hf: takes the fields of the network's config, and trust_remote_code. A factory
             in a file takes any.
@@ -151,7 +156,10 @@ def load_model(
         empty=checkpoint is not None,
         allow_pickle=allow_pickle,
         options=build_options,
+        prompts=() if prompts is None else read_prompts(prompts),
     )
+    if request.prompts and not request.spec.startswith("hf:"):
+        raise InputError("prompts are for image-text models from hf:FOLDER; leave them out or name one")
     model = _build(spec_or_module, request)
     if checkpoint is not None:
         model = _with_weights(model, spec_or_module, request, Path(checkpoint), prefix)
@@ -386,11 +394,18 @@ def build_hf(request: NetworkRequest) -> Model:
     where = str(folder) if folder.exists() else request.name
     local = {"local_files_only": True} if folder.exists() else {}
     labels = {} if request.num_classes is None else {"num_labels": request.num_classes}
-    instead = "hf: takes the folder of a saved image classifier"
+    if request.prompts and (request.empty or labels):
+        raise InputError(
+            f"{request.spec} has its weights in its folder and its classes in prompts; leave out checkpoint "
+            "and num_classes, or save the trained model with save_pretrained"
+        )
+    instead = "hf: takes the folder of a saved image classifier, or of an image-text model with prompts"
     changes = dict(request.options)
     trusted: dict[str, Any] = local | {"trust_remote_code": bool(changes.pop("trust_remote_code", False))}
     with _download(request, instead=instead), _no_bars(transformers):
         classifier = transformers.AutoModelForImageClassification
+        if request.prompts:
+            classifier = transformers.AutoModelForZeroShotImageClassification
         config = transformers.AutoConfig.from_pretrained(where, **trusted, **labels)
         general = transformers.PretrainedConfig().to_dict()  # not an option of the architecture
         check_options("hf", changes, {*type(config)().to_dict(), "trust_remote_code"} - {*general})
@@ -407,15 +422,21 @@ def build_hf(request: NetworkRequest) -> Model:
             processor = transformers.AutoImageProcessor.from_pretrained(where, **trusted)
         except (OSError, ValueError):
             processor = None
+        tokenizer = transformers.AutoTokenizer.from_pretrained(where, **trusted) if request.prompts else None
     if missing and not labels:
         some = ", ".join(sorted(missing)[:3])
         raise ModelError(
             f"{request.spec} has no weights for {some}: it is not a trained classifier; "
-            "pass num_classes= to begin with a random head"
+            "pass num_classes= to begin with a random head, or prompts= if it is an image-text model"
         )
+    image_part = getattr(module, "vision_model", module)
+    preprocess = sized(Preprocess(), image_part) if processor is None else _processor_steps(processor)
+    if request.prompts:
+        noise = torch.randn(preprocess.blank.shape, generator=torch.Generator().manual_seed(0))
+        classifier, names = prompt_classifier(module, tokenizer, request.prompts, noise)
+        return Model(classifier, preprocess=preprocess, classes=names)
     names = tuple(str(module.config.id2label[i]) for i in range(module.config.num_labels))
     are_names = any(name != f"LABEL_{i}" for i, name in enumerate(names))
-    preprocess = sized(Preprocess(), module) if processor is None else _processor_steps(processor)
     return Model(module, preprocess=preprocess, classes=names if are_names else None)
 
 

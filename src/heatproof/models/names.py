@@ -92,6 +92,15 @@ def imagenet_wordnet_ids() -> dict[str, int]:
     return {}
 
 
+def read_lines(path: str | Path) -> tuple[str, ...]:
+    """Lines of a text file that are not empty: names of classes, or prompts."""
+    try:
+        lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path}: {error}; name a text file with one entry per line") from error
+    return tuple(line.strip() for line in lines if line.strip())
+
+
 def placed_spec(spec: str, folder: Path) -> str:
     """The spec with the absolute path of the file or folder it names, which is relative to `folder`.
 

@@ -193,6 +193,7 @@ class ModelTable(Struct, frozen=True, forbid_unknown_fields=True):
     thresholds: float | list[float] | dict[str, float] | None = None
     tolerance: float | None = None  # of a regression: change of a value that is still the same prediction
     references: str | None = None  # of an embedding: a .npy file of vectors to be similar to
+    prompts: list[str] = []  # of an image-text model: its classes, "class: text" or a text
     options: dict[str, Any] = {}  # for the library's own builder
 
 

@@ -132,7 +132,7 @@ def _build(table: ModelTable, folder: Path, checkpoint: Checkpoint, seed: int) -
         return load_model(
             placed_spec(table.spec, folder), checkpoint.file, num_classes=table.num_classes,
             pretrained=checkpoint == Checkpoint(PRETRAINED), allow_pickle=table.allow_pickle,
-            prefix=table.prefix, **table.options,
+            prefix=table.prefix, prompts=table.prompts or None, **table.options,
         )  # fmt: skip
 
 

@@ -23,6 +23,8 @@ HEAD = (
     "What the output is: softmax, logit, multilabel, regression, segmentation, detection or embedding. "
     "Detected automatically if unambiguous."
 )
+PROMPT = 'For CLIP and other image-text models: a class, "class: text" or a text; several times.'
+PROMPTS = "The same from a text file, one per line."
 CLASS_HEAD = "What the output is: softmax, logit, probabilities. Detected automatically if unambiguous."
 LAYER = "Layer of CAMs; chosen automatically by default."
 LIMIT = "Maximum number of images, classes in proportion."
@@ -151,7 +153,7 @@ def _tau(text: str) -> float | str:
         return text  # refused below, unless it is "adaptive"
 
 
-def _window(text: str) -> tuple[float, ...] | str:
+def read_window(text: str) -> tuple[float, ...] | str:
     return text if text == "range" else numbers(text, "window is centre,width, such as 40,400, or range")
 
 
@@ -173,7 +175,7 @@ class CscoreSettings(Settings):
     )  # fmt: skip
     window: tuple[float, ...] | str = option(
         (), "Of scans: centre,width that become 0 to 1, or range: each scan's own.",
-        read=_window, default_text="",
+        read=read_window, default_text="",
     )  # fmt: skip
     model: str = option(
         "lite0", "lite0, torchvision:NAME, timm:NAME, keras:NAME, FILE.py:FACTORY, ...", short="M"

@@ -10,7 +10,7 @@ from typing import Any
 
 from heatproof.errors import InputError
 from heatproof.images.kinds import Guess
-from heatproof.models.names import placed_spec
+from heatproof.models.names import placed_spec, read_lines
 from heatproof.run.config import read_metrics
 from heatproof.studies.settings import (
     DEVICE,
@@ -18,6 +18,8 @@ from heatproof.studies.settings import (
     HEAD,
     LAYER,
     LIMIT,
+    PROMPT,
+    PROMPTS,
     THREADS,
     PreprocessSettings,
     Settings,
@@ -45,6 +47,8 @@ class NetworkSettings(Settings):
     class_names: tuple[str, ...] = option(
         (), "Comma-separated, in the order of the model's classes; else its own, or the folders'.", read=words
     )
+    prompt: tuple[str, ...] = option((), PROMPT)
+    prompts: tuple[str, ...] = option((), PROMPTS, read=read_lines)
     limit: int | None = option(None, LIMIT, least=1)
     head: str | None = option(None, HEAD)
     preprocess: PreprocessSettings = field(default_factory=PreprocessSettings)
@@ -148,6 +152,7 @@ def study_tables(
                   "checkpoints": [seen_from(folder, file) for file in settings.checkpoint],
                   "pretrained": settings.pretrained or None, "num_classes": settings.num_classes,
                   "layer": settings.layer, "head": settings.head,
+                  "prompts": [*settings.prompt, *settings.prompts] or None,
                   "allow_pickle": settings.allow_pickle or None},
         "images": {"kind": source.kind, "path": seen_from(folder, source.path), "seed": settings.seed,
                    "options": options or None},
