@@ -160,7 +160,7 @@ def test_the_same_seed_gives_the_same_files_in_any_batch_size(folder: Path) -> N
         (["a.png", "-t", "wolf", "--classes", "names.txt"], "has no class 'wolf'"),
         (["a.png", "-t", "7"], "target 7 is out of range"),
         (["a.png", "--layer", "9"], "unknown layer '9'"),
-        (["a.png", "--classes", "nothing.txt"], "cannot read class names"),
+        (["a.png", "--classes", "nothing.txt"], "cannot read nothing.txt"),
         (["a.png", "--out", "a.png"], "cannot write a.png"),
         (["a.png", "--checkpoint", "no.pt"], "there is no file 'no.pt'"),
         (["a.png", "--checkpoint", "no.pt", "--random-weights"], "exclude each other"),

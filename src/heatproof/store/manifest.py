@@ -201,6 +201,10 @@ class _Images(TypedDict, total=False):
     options: dict[str, Any]
 
 
+class _Run(TypedDict, total=False):
+    tested: list[tuple[int, list[str]]] | None
+
+
 class _Config(TypedDict, total=False):
     """Types of the settings that commands read from run.json; `run/config.py` checks a study's own."""
 
@@ -208,7 +212,7 @@ class _Config(TypedDict, total=False):
     metrics: list[str]
     images: _Images
     model: dict[str, Any]
-    run: dict[str, Any]
+    run: _Run
 
 
 class Change(NamedTuple):
