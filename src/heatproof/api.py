@@ -242,7 +242,7 @@ def drift(
         live: a run in the same form; or a folder or CSV file of images, whose predictions are explained with
             the network, checkpoint and methods of the reference.
         out: the folder of drift.json and drift.html, and of the run of images; default: the live run's.
-        splits, seed: random splits of the reference, from which p values are computed.
+        splits, seed: random splits of the images of both, from which p values are computed.
 
     Returns:
         `.drifted`, `.headline`, `.tests` by statistic, and `.report(path)`, which writes the page.

@@ -228,7 +228,7 @@ def compare_command(runs: tuple[str, ...], out: Path, pictures: int, everything:
 @click.argument("reference")
 @click.argument("live")
 @click.option("--out", type=PATH, help="Folder of the results; by default that of the live run.")
-@click.option("--splits", default=1000, type=click.IntRange(100), help="Random splits of the reference.")
+@click.option("--splits", default=1000, type=click.IntRange(100), help="Random splits of the images.")
 @click.option("--seed", default=0, help="Of the splits.")
 @click.pass_context
 def drift_command(
@@ -239,7 +239,7 @@ def drift_command(
     LIVE is a run, or a folder or CSV file of images; these are explained with the network, checkpoint and
     methods of the reference, in the folder --out. Both runs may have a checkpoint or a method behind @.
     Compared within predicted classes: place, spread and consistency of the maps, and recurring patches if the
-    reference has tested evidence. The usual difference comes from random splits of the reference.
+    reference has tested evidence. The usual difference comes from random splits of the images of both.
 
     \b
     Examples:

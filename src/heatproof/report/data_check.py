@@ -82,7 +82,7 @@ class DataCheck:
         tested = f"{len(self.properties)} properties tested on {counted(self.n, 'image')}"
         if not self.named:
             return f"No whole-image property predicts the class ({tested})"
-        return f"The class can be predicted from {', '.join(s.name for s in self.named)} ({tested})"
+        return f"The class can be predicted from {'; '.join(s.name for s in self.named)} ({tested})"
 
     def __str__(self) -> str:
         return "\n".join([f"{self.headline}.", *(f"  {score}" for score in self.named)])
