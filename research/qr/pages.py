@@ -463,14 +463,14 @@ def draw_leakage(rows: Table, path: Path) -> None:
     """BL of methods and regimes with intervals; the published numbers of ResNet-50 as crosses."""
     from matplotlib.figure import Figure
 
-    shown, colours = (
+    drawn, colours = (
         [*METHODS, *QR_FLOORS],
         dict(zip(REGIMES, ("#999999", "#4477aa", "#cc6677"), strict=True)),
     )
     figure = Figure((8, 3.6), layout="constrained")
     printed = papers()["ResNet-50"]
     for panel, network in zip(figure.subplots(1, 2, sharey=True), BACKBONES, strict=True):
-        for i, method in enumerate(shown):
+        for i, method in enumerate(drawn):
             for k, (regime, colour) in enumerate(colours.items()):
                 mean, low, high, n = over_seeds(rows, "bl", network=network, regime=regime, method=method)
                 place = i + 0.22 * (k - 1)
@@ -480,7 +480,7 @@ def draw_leakage(rows: Table, path: Path) -> None:
                 if network == DEEP and (regime, method) in printed:
                     label = "published" if (i, k) == (0, 0) else None
                     panel.plot(printed[regime, method]["bl"], place, "x", ms=5, color="black", label=label)
-        panel.set_yticks(range(len(shown)), shown)
+        panel.set_yticks(range(len(drawn)), drawn)
         panel.set(
             title=NETWORK_NAMES[network], xlabel="background leakage (95 % over trainings)", xlim=(0, 1)
         )

@@ -1,4 +1,4 @@
-"""What does not follow the network is never said to show the token, Grad-CAM always is: on twelve pairs.
+"""Controls are never reported to mark the token, Grad-CAM always is: on twelve pairs.
 
 Four of them in `make test`, the others in `make test-portable`.
 """

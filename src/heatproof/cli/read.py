@@ -448,7 +448,7 @@ def gate_command(
       follows gradcam                   the verdict: its maps follow the network; follows: all methods
       looks-there pneumonia             the verdict: the network uses the annotated object for this class
       no-shortcut                       no evidence off the object turns answers, and none recurs
-      no-drift                          heatproof drift found no drift from the reference in this run
+      no-drift                          heatproof drift detected no drift from the reference
 
     \b
     Examples:

@@ -107,15 +107,8 @@ class DataCheck:
              named(s.class_name), number(s.recall)]
             for s in self.properties
         ]  # fmt: skip
-        heads = [
-            "Property",
-            "Balanced accuracy",
-            "Permuted labels",
-            "95 % of them below",
-            "p",
-            "Class",
-            "Recall",
-        ]
+        heads = ["Property", "Balanced accuracy", "Permuted labels", "95 % of them below", "p", "Class",
+                 "Recall"]  # fmt: skip
         content = {"this": self, "policy": policy(""), "style": Markup(asset("page.css")),
                    "numbers": Grid(heads, rows, "Every property")}  # fmt: skip
         record = json.dumps(self.as_json(), indent=1, ensure_ascii=False, allow_nan=False)

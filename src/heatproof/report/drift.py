@@ -256,6 +256,7 @@ def _means(sample: Sample, groups: np.ndarray) -> np.ndarray:
     flat = sample.cells.reshape(len(sample.cells), -1)
     heat = flat - flat.min(1, keepdims=True)
     heat /= np.maximum(heat.max(1, keepdims=True), np.finfo(np.float32).tiny)
+    # The square is alpha = 2 of the C-Score.
     similar = soft_iou_matrix(torch.from_numpy(heat**2)).fill_diagonal_(0).float().numpy()
     n = groups.sum(1, keepdims=True)
     pairs = ((groups @ similar) * groups).sum(1, keepdims=True) / (n * (n - 1))
