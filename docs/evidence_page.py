@@ -86,9 +86,9 @@ def data_picture() -> Image.Image:
     result = hp.check_data(images, np.arange(80) % 2, classes=("disc", "square"))
     tiles = []
     for score in [score for score in result.named if score.name in ("frame", "tint")]:
-        for images, note in ((score.typical[:3], score.class_name), (score.others[:3], "other class")):
+        for examples, note in ((score.typical[:3], score.class_name), (score.others[:3], "other class")):
             title = f"{score.name}: {score.accuracy:.2f} ({score.control:.2f})"
-            tiles += [Tile(Image.fromarray(each), title, note) for each in images]
+            tiles += [Tile(Image.fromarray(each), title, note) for each in examples]
     return panel(tiles, columns=6)
 
 

@@ -82,7 +82,8 @@ class DataCheck:
         tested = f"{len(self.properties)} properties tested on {counted(self.n, 'image')}"
         if not self.named:
             return f"No whole-image property predicts the class ({tested})"
-        return f"The class can be predicted from {'; '.join(s.name for s in self.named)} ({tested})"
+        best, rest = "; ".join(s.name for s in self.named[:3]), len(self.named) - 3
+        return f"The class can be predicted from {best}{f' and {rest} more' * (rest > 0)} ({tested})"
 
     def __str__(self) -> str:
         return "\n".join([f"{self.headline}.", *(f"  {score}" for score in self.named)])

@@ -102,8 +102,11 @@ def write_board(files: Iterable[Path], path: str | Path) -> Path:
     ]  # fmt: skip
     rows = []
     for r in map(read_result, files):
-        follow = [method for method, answer in r.methods.items() if answer.get("follows") == "yes"]
-        counted = f"{len(follow)} of {len(r.methods)}" + f": {', '.join(follow)}" * bool(follow)
+        answers = {method: answer.get("follows") for method, answer in r.methods.items()}
+        follow = [method for method, answer in answers.items() if answer == "yes"]
+        undecided = sum(answer == "undecided" for answer in answers.values())
+        counted = f"{len(follow)} of {len(answers)}" + f", {undecided} undecided" * bool(undecided)
+        counted += f": {', '.join(follow)}" * bool(follow)
         accuracy = number(math.nan if r.accuracy is None else r.accuracy)
         rows.append([
             named(r.network), named(r.checkpoint), named(r.data), str(r.images), accuracy, named(counted),
