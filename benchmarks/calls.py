@@ -23,19 +23,22 @@ from benchmarks.steady import in_use
 from heatproof.explain.api import explain
 from heatproof.run.worker import fixed_threads
 
-LAYER = "layer4"
+LAYERS = {"resnet18": "layer4", "resnet50": "layer4", "squeezenet1_1": "features", "mobilenet_v2": "features"}
 
 
 def parts(options: BenchOptions) -> Iterator[Part]:
-    """ResNet-50 at three batch sizes on a GPU, ResNet-18 and one image on a CPU."""
-    name = "resnet50" if options.gpu else "resnet18"
-    for batch in (1, 32, 256) if options.gpu and not options.quick else (1,):
-        made = partial(rows, name, batch, options.device, 3 if options.quick else 20)
-        yield Part(f"Grad-CAM, batch {batch}", made, options.device)
-    yield Part("first answer", partial(first_answer, name, options.device), options.device)
+    """ResNet-50 at three batch sizes on a GPU, several networks and one image on a CPU."""
+    names, batches = (("resnet50",), (1, 32, 256)) if options.gpu else (tuple(LAYERS), (1,))
+    if options.quick:
+        names, batches = names[:1], batches[:1]
+    for name in names:
+        for batch in batches:
+            made = partial(rows, name, batch, options.device, 3 if options.quick else 20)
+            yield Part(f"Grad-CAM of {name}, batch {batch}", made, options.device)
+    yield Part("first answer", partial(first_answer, names[0], options.device), options.device)
 
 
-def bare_pass(module: nn.Module, images: Tensor) -> Callable[[], object]:
+def bare_pass(module: nn.Module, images: Tensor, layer: str) -> Callable[[], object]:
     for weight in module.parameters():
         weight.requires_grad_(False)
 
@@ -46,7 +49,7 @@ def bare_pass(module: nn.Module, images: Tensor) -> Callable[[], object]:
             leaves.append(output.detach().requires_grad_())
             return leaves[0].clone()
 
-        with module.get_submodule(LAYER).register_forward_hook(cut):
+        with module.get_submodule(layer).register_forward_hook(cut):
             score = module(images)[:, 0].sum()
         return torch.autograd.grad(score, leaves)
 
@@ -57,19 +60,20 @@ def rows(name: str, batch: int, device: str, repeat: int) -> list[Row]:
     torch.manual_seed(0)
     images = torch.randn(batch, 3, 224, 224, device=device)
     loaded, plain, other, bare = (network(name, device) for _ in range(4))
+    layer = LAYERS[name]
     contenders: dict[str, Callable[[], object]] = {
-        "plain": partial(explain, plain.module, images, targets=0, batch_size=batch),
-        "loaded": partial(explain, loaded, images, targets=0, batch_size=batch),
-        "bare": bare_pass(bare.module, images),
+        "plain": partial(explain, plain.module, images, targets=0, layer=layer, batch_size=batch),
+        "loaded": partial(explain, loaded, images, targets=0, layer=layer, batch_size=batch),
+        "bare": bare_pass(bare.module, images, layer),
     }
     if find_spec("captum"):
-        contenders["captum"] = captum_gradcam(other, images)
-        contenders["captum, predicted class"] = captum_gradcam(other, images, predicts=True)
+        contenders["captum"] = captum_gradcam(other, images, layer=layer)
+        contenders["captum, predicted class"] = captum_gradcam(other, images, predicts=True, layer=layer)
         contenders["through"] = partial(
-            explain, loaded, images, "captum:LayerGradCam", targets=0, layer=LAYER
+            explain, loaded, images, "captum:LayerGradCam", targets=0, layer=layer
         )
     if find_spec("pytorch_grad_cam"):
-        contenders["grad-cam"] = grad_cam(other, images, "GradCAM")
+        contenders["grad-cam"] = grad_cam(other, images, "GradCAM", layer)
     with fixed_threads(1):
         ms = side_by_side(contenders, repeat, device, clock=time.process_time)
     what = f"Grad-CAM of a plain module, {name}, batch {batch}"

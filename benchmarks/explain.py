@@ -79,22 +79,24 @@ def _cams(model: Model, batch: int, device: str, repeat: int) -> list[Row]:
     return rows
 
 
-def captum_gradcam(model: Model, images: Tensor, predicts: bool = False) -> Callable[[], object]:
+def captum_gradcam(
+    model: Model, images: Tensor, predicts: bool = False, layer: str = "layer4"
+) -> Callable[[], object]:
     captum = need("captum.attr", "references")
-    attribution = captum.LayerGradCam(model.module, model.module.layer4)
+    attribution = captum.LayerGradCam(model.module, model.module.get_submodule(layer))
     bare = _bare(model, images)
     return lambda: attribution.attribute(images, target=bare().argmax(1) if predicts else 0)
 
 
-def grad_cam(model: Model, images: Tensor, name: str) -> Callable[[], object]:
+def grad_cam(model: Model, images: Tensor, name: str, layer: str = "layer4") -> Callable[[], object]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         reference = need("pytorch_grad_cam", "references")
         from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
-    targets = [ClassifierOutputTarget(0)] * len(images)
+    targets, layers = [ClassifierOutputTarget(0)] * len(images), [model.module.get_submodule(layer)]
 
     def run() -> object:
-        with getattr(reference, name)(model=model.module, target_layers=[model.module.layer4]) as cam:
+        with getattr(reference, name)(model=model.module, target_layers=layers) as cam:
             return cam(input_tensor=images, targets=targets)
 
     return run

@@ -37,6 +37,13 @@ class ResumableCommand(HandledErrors):
     "--repeats", type=int, default=1, show_default=True, help="More pairs of each kind, other seeds."
 )
 @click.option(
+    "--skip",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Leave out the first so many repeats, whose pairs chose the rule.",
+)
+@click.option(
     "--at-most", type=click.IntRange(1), help="Measure so many more pairs, the cheap ones, then judge."
 )
 @click.option("--methods", help="The ones to judge; eleven where none is named.")
@@ -54,6 +61,7 @@ def calibrate_command(
     workers: int,
     quick: bool,
     repeats: int,
+    skip: int,
     at_most: int | None,
     methods: str | None,
     only_voting: bool,
@@ -83,7 +91,7 @@ def calibrate_command(
       python -m research.calibration --out calibration --only-judge
     """
     named = tuple(call.text for call in read_methods(methods)) if methods else METHODS
-    wanted = Measuring(out, data, best_device(device), named, only_voting, quick, repeats, at_most)
+    wanted = Measuring(out, data, best_device(device), named, only_voting, quick, repeats, skip, at_most)
     if not only_judge:
         if absent := left_out(wanted):
             errors.print(f"without --data there is nothing of {', '.join(absent)}", soft_wrap=True)

@@ -69,12 +69,15 @@ PLAN = (  # pictures, network, how many
 )  # fmt: skip
 
 
-def members(quick: bool = False, repeats: int = 1) -> list[Member]:
-    """Every combination, tokens in turn, strengths below 1 for some; again with other seeds on request."""
+def members(quick: bool = False, repeats: int = 1, skipped: int = 0) -> list[Member]:
+    """Every combination, tokens in turn, strengths below 1 for some; again with other seeds on request.
+
+    skipped: repeats that are left out, such as those whose pairs chose the rule.
+    """
     planned = [
         Member(data, network, TOKENS[i % 4], (1.0, 0.8)[i // 4 % 2], i)
         for data, network, count in PLAN
-        for i in range(count * repeats)
+        for i in range(count * skipped, count * repeats)
     ]
     return [member for member in planned if member.network in SIDES] if quick else planned
 

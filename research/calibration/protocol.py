@@ -41,6 +41,7 @@ class Measuring:
     only_voting: bool = False
     quick: bool = False
     repeats: int = 1
+    skipped: int = 0  # repeats
     at_most: int | None = None  # more pairs in one go
 
     def file(self, member: Member) -> Path:
@@ -49,9 +50,8 @@ class Measuring:
     def missing(self) -> list[Member]:
         """What is not measured yet: cheap ones first on a CPU, slow ones first on a GPU, which has several
         processes that end together."""
-        planned = [
-            m for m in members(self.quick, self.repeats) if self.data is not None or m.data in GENERATED
-        ]
+        every = members(self.quick, self.repeats, self.skipped)
+        planned = [m for m in every if self.data is not None or m.data in GENERATED]
         left = [m for m in planned if not self.file(m).exists()]
         return sorted(left, key=by_cost, reverse=self.device != "cpu")[: self.at_most]
 

@@ -67,7 +67,7 @@ def test_fused_kernels_return_the_logits_of_the_plain_network(
     expected = plain.logits(given)
     assert not kernels, "the plain network called a fused kernel"
     with frozen_eval(fast.module), torch.no_grad():
-        fused = Accelerator(fast).fused(given)
+        fused = Accelerator(fast).faster_pass(given)
         assert fused is not None
         kernels.clear()
         with fused():
@@ -89,7 +89,7 @@ def test_blocks_written_by_hand(kind: type[Block], kernel: str, kernels: list[st
     given = images(size=8)
     expected = plain.logits(given)
     with frozen_eval(fast.module), torch.no_grad():
-        fused = Accelerator(fast).fused(given)
+        fused = Accelerator(fast).faster_pass(given)
         assert (fused is not None) == bool(kernel)
         kernels.clear()
         if fused is not None:

@@ -183,4 +183,4 @@ def test_what_is_put_off_is_a_tensor_to_everybody_else() -> None:
 
 
 def test_on_a_cpu_nothing_is_fused() -> None:
-    assert Accelerator(hp.load_model(lived_in(Block()))).fused(torch.randn(1, 3, 8, 8)) is None
+    assert Accelerator(hp.load_model(lived_in(Block()))).faster_pass(torch.randn(1, 3, 8, 8)) is None

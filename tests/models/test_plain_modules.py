@@ -16,7 +16,7 @@ import heatproof as hp
 from conftest import needs_cuda, same, small_cnn, state_of
 from heatproof.models import model as models
 from heatproof.models.model import as_model
-from heatproof.models.running import ModuleState
+from heatproof.models.running import FunctionsWatched, ModuleState
 
 METHODS = ["gradcam", "layercam", "gradient"]
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_cuda)]
@@ -246,3 +246,29 @@ def test_threads_may_explain_one_module_at_once() -> None:
     for one, other in zip(alone, together, strict=True):
         for method in METHODS:
             torch.testing.assert_close(other[method].values, one[method].values, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_pass_of_one_image_in_planes_pools_in_channels_last_format(count: int) -> None:
+    net = nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(3, 2, 1), nn.Conv2d(32, 64, 3, padding=1),
+        nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+    ).eval()  # fmt: skip
+    images, seen, hooked = torch.randn(count, 3, 8, 8), list[tuple[str, bool]](), list[torch.Size]()
+
+    def look(
+        function: Callable[..., object], args: tuple[Tensor, ...], _kwargs: object, _result: object
+    ) -> None:
+        if (name := getattr(function, "__name__", "")) in ("max_pool2d", "conv2d"):
+            seen.append((name, args[0].is_contiguous(memory_format=torch.channels_last)))
+
+    with net[2].register_forward_hook(lambda _m, _i, output: hooked.append(output.shape)):
+        hp.explain(net, images)  # determines what the network is
+        hooked.clear()
+        with FunctionsWatched(look):
+            fast = hp.explain(net, images)["gradcam"].values
+    plain = hp.explain(hp.load_model(net, accelerate=False), images)["gradcam"].values
+    in_planes = count == 1
+    assert seen == [("conv2d", not in_planes), ("max_pool2d", True), ("conv2d", not in_planes)]
+    assert len(hooked) == 1 and "forward" not in net[2].__dict__
+    assert torch.equal(fast, plain)

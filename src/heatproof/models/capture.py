@@ -75,7 +75,7 @@ class SharedPass:
         self.model, self.needs = model, needs
         self.main, self.names, self.scales = choose_layers(model, images, needs, layer)
         self.of_layers, self.of_input = bool(needs & {"gradients", "scales"}), "input_gradient" in needs
-        self.fused = None if self.of_input else Accelerator(model).fused(images)
+        self.faster = None if self.of_input else Accelerator(model).faster_pass(images)
 
     def run(
         self, images: Tensor, choose: Callable[[Tensor], Tensor], queue: Queue | None = None, seed: int = 0
@@ -95,8 +95,8 @@ class SharedPass:
             if self.of_input:
                 inputs.requires_grad_()
             tapped = tap(model.module, self.names, self.of_layers, model.facts.layer_runs)
-            fused = self.fused() if self.fused else nullcontext()
-            with tapped as outputs, fused, refusal_in_a_sentence(model, inputs):
+            faster = self.faster() if self.faster else nullcontext()
+            with tapped as outputs, faster, refusal_in_a_sentence(model, inputs):
                 logits = model.forward(inputs)
             for name in self.names:
                 if name not in outputs:

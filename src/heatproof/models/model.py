@@ -254,15 +254,20 @@ class Model:
 
     def ready(self, images: Tensor) -> Tensor:
         """Images on the model's device, in its type, in the memory format that is fastest."""
-        form = running.memory_format(images)
-        # Only without a precision: the rows of a run keep their last bits. Channels-last convolutions copy
-        # their weights at every call, which takes longer than they save if there is a single image.
-        if len(images) == 1 and images.ndim == 4 and self.precision is None and self.device.type == "cpu":
-            if self.facts.copied_weights is None:
-                self.facts.copied_weights = _copied_weights(self.module)
-            if self.facts.copied_weights > COPIED_PER_PIXEL * images[0, 0].numel():
-                form = torch.contiguous_format
+        form = torch.contiguous_format if self.prefers_planes(images) else running.memory_format(images)
         return images.to(self.device, self.dtype).contiguous(memory_format=form)
+
+    def prefers_planes(self, images: Tensor) -> bool:
+        """Whether a pass of one image on a CPU is faster in contiguous than in channels-last format.
+
+        Channels-last convolutions copy their weights at every call, which may take longer than they save.
+        Only without a precision: the rows of a run keep their last bits.
+        """
+        if len(images) != 1 or images.ndim != 4 or self.precision is not None or self.device.type != "cpu":
+            return False
+        if self.facts.copied_weights is None:
+            self.facts.copied_weights = _copied_weights(self.module)
+        return self.facts.copied_weights > COPIED_PER_PIXEL * images[0, 0].numel()
 
     def check_images(self, images: Images, finite: bool = True) -> Tensor:
         """Check images, and preprocess files and Pillow images; finite: pixels too, which waits for a GPU."""

@@ -25,7 +25,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -37,6 +37,7 @@ from heatproof.models.accel.folding import Folding
 from heatproof.models.running import (
     ModuleState,
     exclusive,
+    forwards_replaced,
     frozen_eval,
     interrupts,
     is_out_of_memory,
@@ -152,10 +153,23 @@ class Accelerator:
         with self.used() if self.used and self.used.differentiable else nullcontext():
             return self.model.input_gradient(images, targets)
 
-    def fused(self, images: Tensor) -> Callable[[], AbstractContextManager[None]] | None:
-        """A context in which convolutions run fused with norm and ReLU on a GPU; None if they cannot."""
-        folding = self.folding(images[:1]) if self.model.device.type == "cuda" else None
-        return None if folding is None else folding.refreshed
+    def faster_pass(self, images: Tensor) -> Callable[[], AbstractContextManager[None]] | None:
+        """A context in which a pass of these images without input gradients is faster; None if there is none.
+
+        On a GPU convolutions run fused with norm and ReLU. On a CPU, a pass in contiguous format pools in
+        channels-last format, which is several times as fast and returns the same values.
+        """
+        if self.model.device.type == "cuda":
+            folding = self.folding(images[:1])
+            return None if folding is None else folding.refreshed
+        if not self.enabled or not self.model.prefers_planes(images):
+            return None
+        pools: dict[nn.Module, Callable[[Tensor], Tensor]] = {
+            part: partial(_pool_channels_last, part)
+            for part in self.model.module.modules()
+            if type(part) is nn.MaxPool2d and not part.return_indices
+        }
+        return partial(forwards_replaced, pools)
 
     def recorded(self, request: Hashable, function: Callable[..., Any], images: Tensor, targets: Any) -> Any:
         """function(images), or function(images, columns), as a CUDA graph; None if nothing is recorded.
@@ -242,6 +256,11 @@ class Accelerator:
     def _key(self, graphs: Graphs, request: Hashable) -> Hashable:
         model = self.model
         return request, graphs.state(model.module), model.device, model.precision, self.state.folding
+
+
+def _pool_channels_last(pool: nn.MaxPool2d, images: Tensor) -> Tensor:
+    pooled: Tensor = nn.MaxPool2d.forward(pool, images.contiguous(memory_format=torch.channels_last))
+    return pooled.contiguous()
 
 
 def usual_batch(device: torch.device, image_size: tuple[int, ...]) -> int:
