@@ -14,7 +14,7 @@ import heatproof as hp
 from conftest import counting, needs_cuda, small_cnn
 from heatproof.errors import InputError
 from heatproof.models import accel
-from heatproof.models.accel import Accelerator, Graphs, fastest, trial_sizes, usual_batch
+from heatproof.models.accel import Accelerator, Graphs, fastest, usual_batch
 from heatproof.models.model import Queue, all_logits
 from heatproof.models.running import frozen_eval
 
@@ -77,7 +77,7 @@ def test_the_usual_batch_stays_unless_another_is_clearly_faster(
 ) -> None:
     def takes(per_input: dict[int, float]) -> int:
         monkeypatch.setattr(accel, "_seconds", lambda _m, batch: len(batch) * per_input[len(batch)])
-        return fastest(model, torch.zeros(2, 3, 32, 32), trial_sizes(CPU, (32, 32)))
+        return fastest(model, torch.zeros(2, 3, 32, 32), (64, 128, 256))
 
     assert takes({64: 1.0, 128: 1.0, 256: 0.97}) == 128
     assert takes({64: 0.9, 128: 1.0, 256: 0.97}) == 64
@@ -97,6 +97,52 @@ def test_really_measured(model: hp.Model, monkeypatch: pytest.MonkeyPatch) -> No
         chosen = Accelerator(model).measured_batch_size(700)
     assert chosen in (4, 8, 16) and set(passes.batches) == {4, 8, 16}
     assert not model.module.training and model.facts.acceleration.batches
+
+
+@pytest.mark.parametrize(("gib", "expected"), [(200.0, 256), (30.0, 256), (20.0, 128), (8.0, 64), (0.01, 1)])
+def test_on_a_gpu_a_run_takes_as_many_inputs_as_fit(
+    model: hp.Model, gib: float, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes as reported by torch for 80 MiB per input; 1.5 GiB are in use."""
+    used, each, widths = int(1.5 * 2**30), 80 * 2**20, list[int]()
+    forward = hp.Model.forward
+
+    def watched(self: hp.Model, images: Tensor) -> Tensor:
+        widths.append(len(images))
+        assert images.requires_grad, "activations are kept, as for gradients"
+        return forward(self, images)
+
+    memory = {
+        "memory_allocated": lambda _device: used,
+        "max_memory_allocated": lambda _device: used + each * widths[0],
+        "mem_get_info": lambda _device: (0, 4 * (used + int(gib * 2**30))),
+        "get_per_process_memory_fraction": lambda _device: 0.25,
+        "reset_peak_memory_stats": lambda _device: None,
+    }
+    for name, function in memory.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+    monkeypatch.setattr(hp.Model, "forward", watched)
+    monkeypatch.setattr(accel, "usual_batch", lambda _device, _size: 256)
+    with frozen_eval(model.module):
+        assert Accelerator(model).fitting_batch_size(torch.randn(8, 3, 32, 32)) == expected
+    assert widths == [8]
+
+
+@needs_cuda
+def test_passes_of_the_fitting_size_do_not_run_out_of_memory(caplog: pytest.LogCaptureFixture) -> None:
+    loaded = hp.load_model(small_cnn().eval(), device="cuda")
+    images = torch.randn(512, 3, 32, 32, device="cuda")
+    before = torch.cuda.memory_allocated()
+    total = torch.cuda.mem_get_info()[1]
+    fraction = accel.memory_fraction(images.device)
+    torch.cuda.set_per_process_memory_fraction((before + 64 * 2**20) / total)
+    try:
+        size = Accelerator(loaded).measured_batch_size(10_000)
+        with caplog.at_level(logging.WARNING):
+            hp.explain(loaded, images, ["gradient", "smoothgrad(samples=4)"], batch_size=size)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(fraction)
+    assert 1 < size < 1024 and "memory" not in caplog.text
 
 
 def test_an_explicit_batch_size_scales_with_image_area(model: hp.Model) -> None:

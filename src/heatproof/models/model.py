@@ -408,7 +408,7 @@ def _completed(model: Model, module: nn.Module) -> Model:
 
 
 def _copied_weights(module: nn.Module) -> int:
-    """Number of weights in kernels larger than 1x1; 0 with several poolings, which are slow in planes."""
+    """Number of weights in kernels larger than 1x1; 0 with several poolings, as in VGG: large layers."""
     parts = list(module.modules())
     if sum(isinstance(part, nn.MaxPool2d) for part in parts) > 1:
         return 0

@@ -6,9 +6,10 @@ environment, switches all of it off: passes then take the number of inputs that 
 and the network's modules run one by one. Work is divided into parts that fit in memory, and a run takes a
 quarter of a GPU's free memory, or the share that HEATPROOF_GPU_MEMORY names.
 
-The number of inputs per pass is measured, once for a Model and an image size, if that costs at most a
-fiftieth of a job: on a CPU a large batch is slower, since layer outputs then take tens of megabytes, which
-the C library requests from the system at every layer. Only the last bits of a result may depend on it.
+On a CPU the number of inputs per pass is timed, once for a Model and an image size, if that costs at most a
+fiftieth of a job: a large batch is slower, since layer outputs then take tens of megabytes, which the C
+library requests from the system at every layer. Results do not depend on it. On a GPU, where their last bits
+do, it is the usual number, or as many as the memory of a run holds.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ ROUNDS = 2
 FASTER = 0.95  # share of the usual size's time below which another size is chosen
 MEMORY = "HEATPROOF_GPU_MEMORY"  # share of the free memory of a GPU that a run takes
 MEMORY_SHARE = 0.25
+FITTING = 0.75  # share of the available memory that a pass of a run may take
 WAITS = (1.0, 4.0, 15.0)  # seconds before a single input is tried again, while other programs hold the memory
 MOST = 6  # recordings of a Model
 SEEN = 2  # passes of a shape before it is recorded
@@ -102,22 +104,46 @@ class Accelerator:
 
     def fastest_batch_size(self, images: Tensor, count: int) -> int:
         """Inputs per pass for a job of `count` inputs like these images, inside `frozen_eval(...)`."""
-        model, size = self.model, size_of(images)
-        sizes = trial_sizes(model.device, size)
-        is_worth_a_trial = count * TRIAL_SHARE >= (ROUNDS + 1) * sum(sizes)
-        if not self.enabled or model.inputs_per_pass is not None or not is_worth_a_trial:
-            return self.batch_size(size)
-        known, key = self.state.batches, (model.device, model.precision, tuple(images.shape[1:]))
+        model, usual = self.model, self.batch_size(size_of(images))
+        sizes = (max(1, usual // 2), usual, 2 * usual)
+        # Not on a GPU: kernels depend on the number, and rows would depend on what else the GPU did.
+        is_timed = self.enabled and model.device.type == "cpu" and model.inputs_per_pass is None
+        if not is_timed or count * TRIAL_SHARE < (ROUNDS + 1) * sum(sizes):
+            return usual
+        known, key = self.state.batches, (model.precision, tuple(images.shape[1:]))
         if key not in known:
             known[key] = fastest(model, images, sizes)
         return known[key]
 
     def measured_batch_size(self, count: int) -> int:
-        """Inputs per pass for a run of `count` inputs of the model's own size."""
+        """Inputs per pass for a run of `count` inputs of the model's size: by time, on a GPU by memory."""
         model, seen = self.model, self.model.preprocess
         noise = torch.randn(8, seen.channels, *seen.size, generator=torch.Generator().manual_seed(0))
         with frozen_eval(model.module):
-            return self.fastest_batch_size(noise.to(model.device), count)
+            images = noise.to(model.device)
+            return (
+                self.fitting_batch_size(images) if images.is_cuda else self.fastest_batch_size(images, count)
+            )
+
+    def fitting_batch_size(self, images: Tensor) -> int:
+        """The usual inputs per pass, halved until a pass that keeps its activations fits in a GPU's memory.
+
+        Passes that run out of memory are repeated in parts, but when that happens depends on the order of
+        allocations, and kernels depend on the number of inputs: rows would differ from run to run.
+        """
+        device, size = self.model.device, self.batch_size(size_of(images))
+        before, images = torch.cuda.memory_allocated(device), images[:size]
+        available = memory_fraction(device) * torch.cuda.mem_get_info(device)[1] - before
+        torch.cuda.reset_peak_memory_stats(device)
+        try:
+            with torch.enable_grad():
+                self.model.forward(self.model.ready(images).requires_grad_())
+        except torch.OutOfMemoryError:
+            return 1
+        each = (torch.cuda.max_memory_allocated(device) - before) / len(images)
+        while size > 1 and size * each > FITTING * available:
+            size = (size + 1) // 2
+        return size
 
     def job(self, images: Tensor, count: int) -> Accelerator:
         """Prepare a job of `count` inputs like these images, without our hooks, inside `frozen_eval(...)`."""
@@ -202,8 +228,8 @@ class Accelerator:
     def describe(self) -> list[str]:
         """Sentences for a run's log: how the passes of this network run."""
         sentences = [
-            f"{batch} inputs of {'x'.join(map(str, key[2]))} per pass were fastest"
-            for key, batch in self.state.batches.items()
+            f"{batch} inputs of {'x'.join(map(str, shape))} per pass were fastest"
+            for (_, shape), batch in self.state.batches.items()
         ]
         _, folding = self.state.folding or (None, Folding())
         if folding.steps:
@@ -269,15 +295,10 @@ def usual_batch(device: torch.device, image_size: tuple[int, ...]) -> int:
     return max(1, min(most, usual * PIXELS // math.prod(image_size)))
 
 
-def trial_sizes(device: torch.device, image_size: tuple[int, ...]) -> tuple[int, ...]:
-    usual = usual_batch(device, image_size)
-    return tuple(sorted({max(1, usual // 2), usual, 2 * usual}))
-
-
 @torch.no_grad()
 def fastest(model: Model, images: Tensor, sizes: Sequence[int]) -> int:
-    """The size with the least time per input; the usual one unless another is clearly faster."""
-    usual = usual_batch(model.device, size_of(images))
+    """The size with the least time per input; the second unless another is clearly faster."""
+    usual = sizes[1]
     # Real images, repeated: a network may take longer for inputs unlike those it was trained on.
     batches = {n: images[torch.arange(n, device=images.device) % len(images)] for n in sizes}
     times: dict[int, list[float]] = {n: [] for n in sizes}
@@ -296,14 +317,9 @@ def fastest(model: Model, images: Tensor, sizes: Sequence[int]) -> int:
 
 
 def _seconds(model: Model, batch: Tensor) -> float:
-    def now() -> float:
-        if model.device.type == "cuda":
-            torch.cuda.synchronize(model.device)
-        return time.perf_counter()
-
-    begin = now()
+    begin = time.perf_counter()
     model.forward(batch)
-    return now() - begin
+    return time.perf_counter() - begin
 
 
 @contextmanager
