@@ -19,6 +19,7 @@ from matplotlib import pyplot as plt
 
 from heatproof.metrics.results import wins
 from heatproof.verdict.follow import calibration
+from research.calibration.sequential import AUDIT
 from research.calibration.thresholds import OTHER, Share
 
 TESTS = ("insertion", "deletion", "untrained_excess", "untrained_entropy", "fragility", "agreement")
@@ -77,7 +78,7 @@ def draw(values: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
 
 def tables(values: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, str]:
     known = calibration()
-    lots = {**known["rates_by_lot"], UNSEEN: unseen()}
+    lots = {**known["rates_by_lot"], "all that chose nothing": known["rates"], UNSEEN: unseen()}
     lines = ["| pairs | networks | false alarm | miss | undecided |", "|---|---|---|---|---|"]
     for group, rates in lots.items():
         lines.append(f"| {group} | {rates['networks']} | {' | '.join(shares(rates))} |")
@@ -108,7 +109,10 @@ def tables(values: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, str]:
         summaries.append(
             f"| the {name} of its untrained maps | {rates['networks']} | {' | '.join(shares(rates))} |"
         )
-    named |= {"summaries": summaries, "discs": discs(), "uses": uses_table()}
+    tried = rows("sequential.csv")
+    looks = [f"| {' | '.join(tried[0])} |", f"|{'---|' * len(tried[0])}"]
+    looks += [f"| {' | '.join(row.values())} |" for row in tried if row["looks"] in ("one look", AUDIT)]
+    named |= {"sequential": looks, "summaries": summaries, "discs": discs(), "uses": uses_table()}
     return {name: "\n".join(lines_of) for name, lines_of in named.items()}
 
 

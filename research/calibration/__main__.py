@@ -52,7 +52,7 @@ class ResumableCommand(HandledErrors):
 @click.option(
     "--earlier",
     type=PATH,
-    help="Folder of an earlier calibration that chose the rule; these pairs choose nothing.",
+    help="judged.csv of the calibration that chose the package's rule; these pairs choose nothing.",
 )
 def calibrate_command(
     out: Path,
@@ -89,6 +89,7 @@ def calibrate_command(
       python -m research.calibration --out calibration --data data --device cuda --workers 8
       python -m research.calibration --out calibration --quick --repeats 2 --methods gradcam --only-voting
       python -m research.calibration --out calibration --only-judge
+      python -m research.calibration --out calibration --data data --repeats 2 --skip 1 --earlier judged.csv
     """
     named = tuple(call.text for call in read_methods(methods)) if methods else METHODS
     wanted = Measuring(out, data, best_device(device), named, only_voting, quick, repeats, skip, at_most)
@@ -104,11 +105,12 @@ def calibrate_command(
                 bar.done(text)
 
             measure_members(wanted, workers, done, bar.now)
-    before = thresholds.read_members(earlier) if earlier else []
+    before = thresholds.read_judged(earlier) if earlier else None
     calibration = thresholds.calibrate(thresholds.read_members(out, fewest=1 if before else 4), before)
     _write(out, calibration)
+    write_whole({out / "members.json.gz": thresholds.joined(thresholds.read_members(out, fewest=1))})
     _show(calibration)
-    say(f"written to {out / 'rates.json'} and judged.csv")
+    say(f"written to {out / 'rates.json'}, judged.csv and members.json.gz")
 
 
 def _write(out: Path, judged: Calibration) -> None:
@@ -117,7 +119,7 @@ def _write(out: Path, judged: Calibration) -> None:
     writer = csv.DictWriter(table, rows[0], lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    content = judged.as_json(calibration()["network"])
+    content = judged.as_json(calibration())
     write_whole({
         out / "rates.json": json.dumps(content, indent=1) + "\n",
         out / "judged.csv": table.getvalue(),
@@ -126,11 +128,12 @@ def _write(out: Path, judged: Calibration) -> None:
 
 def _show(calibration: Calibration) -> None:
     by = calibration.rule
-    title = f"{len(calibration.measured)} pairs; informative {by.informative:g}, yes {by.yes:g}, no {by.no:g}"
+    numbers = f"informative {by.informative:g}, yes {by.yes:g}, no {by.no:g}"
+    title = f"{len(calibration.measured)} pairs measured; {numbers}"
     table = new_table(title)
-    for name in ("", *calibration.lots):
+    for name in ("", *calibration.judged):
         table.add_column(name)
-    every = [calibration.rates(group) for group in calibration.lots]
+    every = [calibration.rates(group) for group in calibration.judged]
     for kind in ("false_alarm", "miss", "undecided"):
         shares = [getattr(rates, kind) for rates in every]
         table.add_row(kind.replace("_", " "), *(share.text for share in shares))

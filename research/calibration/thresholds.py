@@ -14,11 +14,14 @@ with Clopper-Pearson intervals (clopper1934binomial). A network's methods are ju
 each control joins them alone.
 
 Where the rule was chosen before, by the pairs of an earlier calibration, pairs measured since choose nothing:
-what is published is then counted on them and on the earlier other half, and each of the two is kept apart.
+they are judged by the rule of the package and added to the earlier rows. What is published is then counted on
+them and on the earlier other half, and each of the two is kept apart.
 """
 
 from __future__ import annotations
 
+import csv
+import gzip
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -31,7 +34,8 @@ from scipy.stats import beta
 
 from heatproof.errors import InputError
 from heatproof.metrics.results import wins
-from heatproof.verdict.follow import ALONE, KINDS, FollowRule, answers
+from heatproof.verdict.follow import ALONE, KINDS, FollowRule, answers, calibration
+from heatproof.verdict.follow import rule as follow_rule
 from research.calibration.collect import CONTROLS, METHODS
 from research.calibration.population import GENERATED, SIDES
 
@@ -42,9 +46,12 @@ SUMMARIES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "mean": lambda shadows: shadows.mean(0),
 }
 CHOSEN_FROM = ("largest", "mean")
+NUMBERS = ("strength", "contrast_auc", "contrast_low", "contrast_high", "weights", "place")
 NETWORK = ("data", "network", "token", "strength", "seed", "network_of_pair")
 MOST_FALSE_ALARMS, MOST_MISSES = 0.05, 0.10
 Member = Mapping[str, Any]  # as collect.Collected.as_json writes it
+JudgedRow = Mapping[str, Any]  # as judged_rows yields it
+GRADIENTS = ("gradient", "smoothgrad", "integrated-gradients")  # methods at the resolution of the input
 
 
 @dataclass(frozen=True)
@@ -85,55 +92,65 @@ CHOSE, OTHER, SINCE = "chose the rule", "other half", "measured since"  # what a
 
 @dataclass(frozen=True)
 class Calibration:
-    """A rule, and the pairs of networks behind it by what they were for."""
+    """A rule, and the judged methods of pairs of networks by what the pairs were for."""
 
     rule: FollowRule
-    lots: Mapping[str, Sequence[Member]]  # held against the shadow
+    judged: Mapping[str, Sequence[JudgedRow]]
+    measured: Sequence[Member]  # held against the shadow
     shadow: str = ""  # the summary of a map's untrained maps that was chosen; "" where none could be
     candidates: Mapping[str, tuple[FollowRule, Rates]] = field(default_factory=dict)  # by shadow
 
-    @property
-    def measured(self) -> list[Member]:
-        return [member for group in self.lots.values() for member in group]
-
     def rates(self, *lots: str) -> Rates:
-        return rates([member for name in lots for member in self.lots[name]], self.rule)
+        return rates_of([row for name in lots for row in self.judged[name]])
 
     @property
     def clean(self) -> list[str]:
         """The lots that chose nothing, on which the published rates are counted."""
-        return [name for name in self.lots if name != CHOSE]
+        return [name for name in self.judged if name != CHOSE]
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        for name, members in self.lots.items():
-            for member in members:
-                for row in judged_rows(member, self.rule):
-                    yield {"lot": name, **row}
+        for name, rows in self.judged.items():
+            for row in rows:
+                yield {"lot": name, **row}
 
-    def as_json(self, network: Mapping[str, Any]) -> dict[str, Any]:
-        """The content of rates.json."""
-        kinds = {
-            key: sorted({m["member"][key] for m in self.measured}) for key in ("data", "network", "token")
+    def as_json(self, before: Mapping[str, Any]) -> dict[str, Any]:
+        """The content of rates.json. before: the one in the package, which chose the rule of later pairs."""
+        rows, clean = list(self.rows()), [row for row in self.rows() if row["lot"] in self.clean]
+        kinds = {key: sorted({row[key] for row in rows}) for key in ("data", "network", "token")}
+        pairs = {tuple(row[key] for key in NETWORK[:-1]) for row in rows}
+        named = list(dict.fromkeys(row["method"] for row in rows if not row["control"]))
+        if SINCE in self.judged:
+            made = {key: before[key] for key in ("candidates", "rates_by_other_shadows", "tests")}
+        else:
+            others = by_other_shadows(self.measured, self.rule)
+            made = {
+                "candidates": {
+                    name: {"rule": asdict(rule), "rates": asdict(candidate)}
+                    for name, (rule, candidate) in self.candidates.items()
+                },
+                "rates_by_other_shadows": {name: asdict(outcome) for name, outcome in others.items()},
+                "tests": {
+                    test: {"auc": round(auc, 4)} for test, (auc, *_) in separation(self.measured).items()
+                },
+            }
+        command = made_by(kinds["data"], kinds["network"], named, list(made["tests"]), SINCE in self.judged)
+        by_kind = {False: "class activation maps", True: "input gradients"}
+        alarms = {
+            name: asdict(rates_of([row for row in clean if is_gradient(row["method"]) == kind]).false_alarm)
+            for kind, name in by_kind.items()
         }
-        tests = {test: {"auc": round(auc, 4)} for test, (auc, *_) in separation(self.measured).items()}
-        named = dict.fromkeys(
-            m for member in self.measured for m in member["tests"]["A"] if m not in CONTROLS
-        )
-        command = made_by(kinds["data"], kinds["network"], list(named), list(tests), SINCE in self.lots)
         return {
             "schema": 1, "made_by": command, "rule": asdict(self.rule), "shadow": self.shadow,
-            "candidates": {
-                name: {"rule": asdict(rule), "rates": asdict(candidate)}
-                for name, (rule, candidate) in self.candidates.items()
-            },
-            "rates": asdict(self.rates(*self.clean)),
-            "rates_alone": rates_alone((row for row in self.rows() if row["lot"] in self.clean), self.rule),
-            "rates_by_lot": {name: asdict(self.rates(name)) for name in self.lots},
-            "rates_by_other_shadows": {
-                name: asdict(outcome) for name, outcome in by_other_shadows(self.measured, self.rule).items()
-            },
-            "population": {"pairs": len(self.measured), **kinds}, "tests": tests, "network": dict(network),
+            "rates": asdict(self.rates(*self.clean)) | {"false_alarm_by_kind": alarms},
+            "rates_alone": rates_alone(clean, self.rule),
+            "rates_by_lot": {name: asdict(self.rates(name)) for name in self.judged},
+            "population": {"pairs": len(pairs), **kinds}, **made, "network": before.get("network", {}),
         }  # fmt: skip
+
+
+def is_gradient(method: str) -> bool:
+    """Whether a method's maps are gradients of the input, rather than activations of a layer."""
+    return method.partition("(")[0] in GRADIENTS
 
 
 def made_by(
@@ -145,35 +162,70 @@ def made_by(
         "--data DATA": not {*data} <= {*GENERATED},
         f"--methods {','.join(methods)}": {*methods} != {*METHODS},
         "--only-voting": {*tests} <= {f"specificity_{kind}" for kind in KINDS},
-        "--earlier EARLIER": since,
+        "--earlier JUDGED": since,
     }
     return " ".join(
         ["python -m research.calibration", *(option for option, given in options.items() if given)]
     )
 
 
-def read_members(folder: Path, fewest: int = 4) -> list[Member]:
-    """Every member that was measured and whose planting held, by name."""
-    members = [json.loads(path.read_text("utf-8")) for path in sorted((folder / "members").glob("*.json"))]
+def read_members(path: Path, fewest: int = 4) -> list[Member]:
+    """Every member that was measured and whose planting held, by name; from a folder or a joined file."""
+    if path.is_dir():
+        members = [json.loads(file.read_text("utf-8")) for file in sorted((path / "members").glob("*.json"))]
+    else:
+        members = json.loads(gzip.decompress(path.read_bytes()))
     held = [member for member in members if member["holds"]]
     if len(held) < fewest:
         raise InputError(
-            f"{folder} holds {len(held)} pairs whose planting held; at least {fewest} are needed to judge"
+            f"{path} holds {len(held)} pairs whose planting held; at least {fewest} are needed to judge"
         )
     return held
 
 
-def calibrate(measured: Sequence[Member], earlier: Sequence[Member] = ()) -> Calibration:
-    """The rule chosen on one half of the pairs, of the earlier ones where there are some."""
-    first = earlier or measured
-    candidates = choose(first[::2])
-    shadow = min(candidates, key=lambda name: _worse(candidates[name][1]))
-    lots = {CHOSE: first[::2], OTHER: first[1::2]} | ({SINCE: measured} if earlier else {})
-    if shadow:
+def joined(members: Sequence[Member]) -> bytes:
+    """Members in one file, with the numbers of the voting test alone, in three digits."""
+
+    def short(tests: Mapping[str, Sequence[float | None]]) -> dict[str, list[float | None]]:
+        own = {k: v for k, v in tests.items() if k == "gain" or k.startswith(("specificity", "gain_untr"))}
+        return {k: [None if n is None else round(n, 3) for n in numbers] for k, numbers in own.items()}
+
+    content = [
+        {key: m[key] for key in ("member", "holds", "flips", "contrast")}
+        | {"tests": {net: {k: short(own) for k, own in tests.items()} for net, tests in m["tests"].items()}}
+        for m in members
+    ]
+    return gzip.compress(json.dumps(content, separators=(",", ":")).encode(), mtime=0)
+
+
+def read_judged(path: Path) -> dict[str, list[JudgedRow]]:
+    """Rows of judged.csv by lot."""
+    lots: dict[str, list[JudgedRow]] = {}
+    with path.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            lot, numbers = row.pop("lot"), {key: float(row[key] or "nan") for key in NUMBERS}
+            whole = {"control": row["control"] == "True", "seed": int(row["seed"]), "n": int(row["n"])}
+            lots.setdefault(lot, []).append({**row, **numbers, **whole})
+    return lots
+
+
+def calibrate(
+    measured: Sequence[Member], earlier: Mapping[str, Sequence[JudgedRow]] | None = None
+) -> Calibration:
+    """The rule chosen on one half of the pairs; with earlier rows, that of the package."""
+    if earlier is None:
+        candidates = choose(measured[::2])
+        shadow = min(candidates, key=lambda name: _worse(candidates[name][1]))
+        by, lots = candidates[shadow][0], {CHOSE: measured[::2], OTHER: measured[1::2]}
+    else:
+        candidates, shadow, by, lots = {}, calibration()["shadow"], follow_rule(), {SINCE: measured}
+    if shadow and len(_with_raw_numbers(measured)) == len(measured):
         lots = {
             group: [_held_against(m, SUMMARIES[shadow]) for m in members] for group, members in lots.items()
         }
-    return Calibration(candidates[shadow][0], lots, shadow, candidates)
+    judged = {name: [row for m in members for row in judged_rows(m, by)] for name, members in lots.items()}
+    held = [member for members in lots.values() for member in members]
+    return Calibration(by, {**(earlier or {}), **judged}, held, shadow, candidates)
 
 
 def choose(chosen_on: Sequence[Member]) -> dict[str, tuple[FollowRule, Rates]]:
@@ -198,7 +250,10 @@ def _with_raw_numbers(measured: Sequence[Member]) -> list[Member]:
 
 
 def rates(measured: Sequence[Member], rule: FollowRule) -> Rates:
-    judged = [row for member in measured for row in judged_rows(member, rule)]
+    return rates_of([row for member in measured for row in judged_rows(member, rule)])
+
+
+def rates_of(judged: Sequence[JudgedRow]) -> Rates:
     methods = [row for row in judged if not row["control"]]
     controls = [row for row in judged if row["control"]]
     following = [row for row in methods if row["contrast_low"] > 0.5]
@@ -207,7 +262,7 @@ def rates(measured: Sequence[Member], rule: FollowRule) -> Rates:
         Share.of(sum(row["answer"] == "no" for row in following), len(following)),
         Share.of(sum(row["answer"] == "yes" for row in controls), len(controls)),
         Share.of(sum(row["answer"] == "undecided" for row in methods), len(methods)),
-        2 * len(measured),
+        len({tuple(row[key] for key in NETWORK) for row in judged}),
         max((sum(kind) / len(kind) for kind in kinds if kind), default=float("nan")),
     )
 

@@ -20,7 +20,7 @@ from heatproof.contrast import make_pair
 from heatproof.errors import InputError
 from heatproof.metrics.specific import Gains, specificity
 from heatproof.run.score import as_stored
-from heatproof.verdict.follow import calibration
+from heatproof.verdict.follow import calibration, rule
 from research.calibration.__main__ import calibrate_command
 from research.calibration.collect import CONTROLS, collect
 from research.calibration.population import Member, members, open_pictures
@@ -35,6 +35,8 @@ from research.calibration.thresholds import (
     calibrate,
     made_by,
     rates,
+    rates_of,
+    read_judged,
     read_members,
     separation,
 )
@@ -82,22 +84,26 @@ def test_where_controls_look_like_methods_that_follow_they_are_missed() -> None:
     assert calibration.rates(OTHER).miss.share > 0.9
 
 
-def test_pairs_measured_since_choose_nothing_and_are_counted_apart() -> None:
-    first = [member(seed) for seed in range(4)]
+def test_pairs_measured_since_choose_nothing_and_are_counted_apart(tmp_path: Path) -> None:
+    first = write(tmp_path / "first", *(member(seed) for seed in range(4)))
     since = [member(seed, control=0.5) for seed in range(10, 13)]
-    calibration = calibrate(since, first)
-    assert calibration.rule == calibrate(first).rule and calibration.clean == [OTHER, SINCE]
-    assert calibration.rates(OTHER).miss.share == 0 and calibration.rates(SINCE).miss.share > 0.9
-    made = calibration.as_json({})
+    CliRunner().invoke(calibrate_command, ["--out", str(first), "--only-judge"], catch_exceptions=False)
+    earlier = read_judged(first / "judged.csv")
+    assert {name: rates_of(rows).networks for name, rows in earlier.items()} == {CHOSE: 4, OTHER: 4}
+    judged = calibrate(since, earlier)
+    assert judged.rule == rule() and judged.clean == [OTHER, SINCE]
+    assert judged.rates(OTHER).miss.share == 0 and judged.rates(SINCE).miss.share > 0.9
+    made = judged.as_json(calibration())
     assert made["made_by"] == (
-        "python -m research.calibration --data DATA --methods gradcam,layercam,poor "
-        "--only-voting --earlier EARLIER"
+        "python -m research.calibration --data DATA --methods gradcam,layercam,poor --earlier JUDGED"
     )
     assert made["rates"]["networks"] == 2 * (2 + 3) and made["population"]["pairs"] == 7
     assert made["rates"]["miss"]["n"] == sum(
-        made["rates_by_lot"][group]["miss"]["n"] for group in calibration.clean
+        made["rates_by_lot"][group]["miss"]["n"] for group in judged.clean
     )
-    assert {row["lot"] for row in calibration.rows()} == {CHOSE, OTHER, SINCE}
+    by_kind = made["rates"]["false_alarm_by_kind"]
+    assert by_kind["class activation maps"]["n"] == 2 * 10 and by_kind["input gradients"]["n"] == 0
+    assert {row["lot"] for row in judged.rows()} == {CHOSE, OTHER, SINCE}
 
 
 def test_raw_numbers_give_the_same_rates_and_those_of_other_summaries() -> None:
@@ -253,7 +259,7 @@ def test_the_published_rates_follow_from_the_published_rows() -> None:
         )
     named = list(dict.fromkeys(row["method"] for row in rows if row["control"] == "False"))
     kinds, tests = calibration()["population"], list(calibration()["tests"])
-    assert calibration()["made_by"] == made_by(kinds["data"], kinds["network"], named, tests, since=False)
+    assert calibration()["made_by"] == made_by(kinds["data"], kinds["network"], named, tests, since=True)
     page = (RESULTS / "calibration.md").read_text()
     sentences = [
         "{share:.1%} ({low:.1%} to {high:.1%}, n = {n})".format(**known[k])

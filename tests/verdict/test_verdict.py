@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import re
@@ -32,7 +31,7 @@ from heatproof.verdict.follow import FollowRule, decided, holm, p_above
 from heatproof.verdict.gate import check
 from heatproof.verdict.judge import FILE, IGNORES_WEIGHTS, judge
 from made_run import CLASSES, EVIL, METHODS, Values, made_record, make_run
-from research.calibration.thresholds import rates_alone
+from research.calibration.thresholds import CHOSE, rates_alone, read_judged
 from tiny_study import make_study
 
 ROOT = Path(__file__).parents[2]
@@ -552,13 +551,8 @@ def test_stored_maps_alone_must_stand_out_further() -> None:
 
 
 def test_the_rates_of_stored_maps_alone_are_those_of_the_published_rows() -> None:
-    numbers = ("weights", "place", "contrast_low")
-    with (ROOT / "docs/results/calibration/judged.csv").open(encoding="utf-8") as file:
-        rows = [
-            {**row, "control": row["control"] == "True", **{key: float(row[key] or "nan") for key in numbers}}
-            for row in csv.DictReader(file)
-            if row["lot"] == "other half"
-        ]
+    lots = read_judged(ROOT / "docs/results/calibration/judged.csv")
+    rows = [row for name, own in lots.items() if name != CHOSE for row in own]
     assert follow.calibration()["rates_alone"] == rates_alone(rows, follow.rule())
     page = (ROOT / "docs/bring-your-own.md").read_text(encoding="utf-8")
     miss = follow.calibration()["rates_alone"]["miss"]

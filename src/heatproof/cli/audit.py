@@ -198,15 +198,13 @@ def _choices(plan: AuditPlan) -> Table:
 class TimingBar:
     """Progress bar of the methods that are timed, closed by a call with ""."""
 
-    def __init__(self) -> None:
-        self._bar: Bar | None = None
-        self._what, self._count = "", 0
+    _bar: Bar | None = None
+    _what, _count = "", 0
 
     def __call__(self, what: str) -> None:
         self._what, self._count = what, self._count + 1
-        if what and self._bar is None:
-            self._bar = Bar(console, "timing", ABOUT_TRIALS, lambda: f"timing {self._what}")
-        if self._bar is not None and what:
+        if what:
+            self._bar = self._bar or Bar(console, "timing", ABOUT_TRIALS, lambda: f"timing {self._what}")
             self._bar.move(min(self._count, ABOUT_TRIALS), what)
         elif self._bar is not None:
             self._bar.close()

@@ -305,11 +305,9 @@ def sql_command(run: Path, query: str, form: str, files: bool) -> None:
         console.print("no row")
     else:
         numeric = [n for n in names if all(isinstance(row[n], int | float | None) for row in rows)]
-        console.print(new_table("", names, ([_cell(row[n]) for n in names] for row in rows), numeric))
-
-
-def _cell(value: object) -> str:
-    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+        cells = (["" if row[n] is None else row[n] for n in names] for row in rows)
+        texts = ([f"{v:.6g}" if isinstance(v, float) else str(v) for v in own] for own in cells)
+        console.print(new_table("", names, texts, numeric))
 
 
 @click.command("export")

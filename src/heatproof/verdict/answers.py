@@ -273,11 +273,12 @@ class Verdict:
         if not known or not any(test.votes for method in self.methods for test in method.tests):
             return self.network.measured
         shares = [rate_text(known[kind]) for kind in ("false_alarm", "miss", "undecided")]
+        kinds = ", ".join(f"{rate_text(r)} of {k}" for k, r in known.get("false_alarm_by_kind", {}).items())
         text = (
             f"Error rates, measured on {known['networks']} networks with planted evidence that were not used "
-            f"to choose thresholds: {shares[0]} of the methods that follow were judged not to follow; "
-            f"{shares[1]} of the maps known not to follow were judged to follow; {shares[2]} of the methods "
-            "stayed undecided."
+            f"to choose thresholds: {shares[0]} of the methods that follow were judged not to follow"
+            f"{kinds and f' ({kinds})'}; {shares[1]} of the maps known not to follow were judged to follow; "
+            f"{shares[2]} of the methods stayed undecided."
         )
         return " ".join(filter(None, [text, self.network.measured]))
 

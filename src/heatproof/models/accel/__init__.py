@@ -27,7 +27,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -190,12 +190,13 @@ class Accelerator:
             return None if folding is None else folding.refreshed
         if not self.enabled or not self.model.prefers_planes(images):
             return None
-        pools: dict[nn.Module, Callable[[Tensor], Tensor]] = {
-            part: partial(_pool_channels_last, part)
-            for part in self.model.module.modules()
-            if type(part) is nn.MaxPool2d and not part.return_indices
-        }
-        return partial(forwards_replaced, pools)
+
+        def pool(part: nn.MaxPool2d, images: Tensor) -> Tensor:
+            images = images.contiguous(memory_format=torch.channels_last)
+            return cast(Tensor, nn.MaxPool2d.forward(part, images)).contiguous()
+
+        parts = [part for part in self.model.module.modules() if type(part) is nn.MaxPool2d]
+        return partial(forwards_replaced, {p: partial(pool, p) for p in parts if not p.return_indices})
 
     def recorded(self, request: Hashable, function: Callable[..., Any], images: Tensor, targets: Any) -> Any:
         """function(images), or function(images, columns), as a CUDA graph; None if nothing is recorded.
@@ -282,11 +283,6 @@ class Accelerator:
     def _key(self, graphs: Graphs, request: Hashable) -> Hashable:
         model = self.model
         return request, graphs.state(model.module), model.device, model.precision, self.state.folding
-
-
-def _pool_channels_last(pool: nn.MaxPool2d, images: Tensor) -> Tensor:
-    pooled: Tensor = nn.MaxPool2d.forward(pool, images.contiguous(memory_format=torch.channels_last))
-    return pooled.contiguous()
 
 
 def usual_batch(device: torch.device, image_size: tuple[int, ...]) -> int:
