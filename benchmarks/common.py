@@ -71,7 +71,8 @@ def side_by_side(
     warmup: int | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
-    """Median milliseconds of each contender; they take turns, so that drift hits all alike.
+    """Median milliseconds of each contender; they take turns in rotated order, so that drift, and what the
+    one before leaves in caches, hit all alike.
 
     clock: of a CPU; time.process_time does not count other programs.
     """
@@ -80,9 +81,10 @@ def side_by_side(
         for _ in range(warmup):
             contender()
     times: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(repeat):
-        for name, contender in contenders.items():
-            times[name].append(_once(contender, device, clock))
+    for turn in range(repeat):
+        first = turn % len(contenders)
+        for name in (*list(contenders)[first:], *list(contenders)[:first]):
+            times[name].append(_once(contenders[name], device, clock))
     return {name: statistics.median(values) for name, values in times.items()}
 
 
