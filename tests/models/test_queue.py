@@ -99,7 +99,7 @@ def test_really_measured(model: hp.Model, monkeypatch: pytest.MonkeyPatch) -> No
     assert not model.module.training and model.facts.acceleration.batches
 
 
-@pytest.mark.parametrize(("gib", "expected"), [(200.0, 256), (30.0, 256), (20.0, 128), (8.0, 64), (0.01, 1)])
+@pytest.mark.parametrize(("gib", "expected"), [(200.0, 256), (41.0, 256), (30.0, 128), (8.0, 32), (0.01, 1)])
 def test_on_a_gpu_a_run_takes_as_many_inputs_as_fit(
     model: hp.Model, gib: float, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

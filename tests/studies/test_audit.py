@@ -241,6 +241,10 @@ def test_what_a_step_took_decides_what_follows(many: Path) -> None:
     budget.record(step, 0.0)
     assert budget.scale == 1 / MOST_OFF  # an idle one: more of it fits
     assert len(budget.plan(())[-1].methods) > len(rest[-1].methods)
+    budget = ladder(opened, 1000.0)
+    budget.done = first
+    budget.record(replace(first, metrics=(*first.metrics, "evidence")), 0.0)
+    assert budget.scale == 1  # its expected time is a maximum, and says nothing about tests
 
 
 def test_without_time_a_run_that_has_something_asks_for_nothing_more(many: Path) -> None:

@@ -60,7 +60,7 @@ ROUNDS = 2
 FASTER = 0.95  # share of the usual size's time below which another size is chosen
 MEMORY = "HEATPROOF_GPU_MEMORY"  # share of the free memory of a GPU that a run takes
 MEMORY_SHARE = 0.25
-FITTING = 0.75  # share of the available memory that a pass of a run may take
+FITTING = 0.5  # share of the available memory that the activations of a pass may take
 WAITS = (1.0, 4.0, 15.0)  # seconds before a single input is tried again, while other programs hold the memory
 MOST = 6  # recordings of a Model
 SEEN = 2  # passes of a shape before it is recorded
@@ -128,8 +128,7 @@ class Accelerator:
     def fitting_batch_size(self, images: Tensor) -> int:
         """The usual inputs per pass, halved until a pass that keeps its activations fits in a GPU's memory.
 
-        Passes that run out of memory are repeated in parts, but when that happens depends on the order of
-        allocations, and kernels depend on the number of inputs: rows would differ from run to run.
+        A pass that runs out of memory is repeated in parts, but at what moment may differ from run to run.
         """
         device, size = self.model.device, self.batch_size(size_of(images))
         before, images = torch.cuda.memory_allocated(device), images[:size]

@@ -329,8 +329,9 @@ class BudgetPlanner:
         return chosen.images if tested else first + CONTINUED * (chosen.images - first)
 
     def record(self, step: Selection, seconds: float) -> None:
-        """Record the time of a finished step; it corrects the estimates of the next ones."""
-        if (expected := self.step_seconds(step) / self.scale) > 0:
+        """Record the time of a step, which corrects later estimates; that of evidence does not: a maximum."""
+        adds_evidence = self.done and EVIDENCE in {*step.metrics} - {*self.done.metrics}
+        if not adds_evidence and (expected := self.step_seconds(step) / self.scale) > 0:
             self.scale = min(max(seconds / expected, 1 / MOST_OFF), MOST_OFF)
         self.done = step
 
