@@ -15,8 +15,10 @@ from conftest import needs_cuda, same, small_cnn, small_vit, state_of
 from heatproof.errors import HeatproofError, InputError
 from heatproof.metrics.kit import BatchContext, CheckpointContext, ImagePool, PerImage
 from heatproof.metrics.on_parts import part_occlusion
+from heatproof.models.accel import Accelerator
 from heatproof.models.dense_heads import HEADS
 from heatproof.models.model import Model, bind_targets
+from heatproof.models.running import frozen_eval
 from heatproof.registry import explainers, metrics
 from heatproof.run.score import measure
 from heatproof.types import Batch, Truth
@@ -133,6 +135,22 @@ def test_every_method_explains_every_head_or_refuses_with_a_clear_error(head: st
     refused.pop("cam", None)  # its head is global average pooling and one linear layer
     assert set(refused) <= {"attnlrp", "chefer", "legrad", "rollout"}, refused
     assert not refused or head in ("segmentation", "detection")
+
+
+@pytest.mark.parametrize("head", NETWORKS)
+def test_inputs_per_pass_by_memory_suit_every_head(head: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU of 8 GiB, of which this process may use a quarter, where an input takes 16 MiB."""
+    memory = {
+        "memory_allocated": 0, "max_memory_allocated": 8 * 16 * 2**20, "mem_get_info": (0, 8 * 2**30),
+        "get_per_process_memory_fraction": 0.25, "reset_peak_memory_stats": None,
+    }  # fmt: skip
+    for name, value in memory.items():
+        monkeypatch.setattr(torch.cuda, name, lambda _device, value=value: value)
+    model, _ = network(head)
+    before = state_of(model.module)
+    with frozen_eval(model.module):
+        assert Accelerator(model).fitting_batch_size(images(8)) == 64  # of 128 that are usual on a CPU
+    assert same(before, state_of(model.module))
 
 
 @needs_cuda

@@ -8,8 +8,8 @@ quarter of a GPU's free memory, or the share that HEATPROOF_GPU_MEMORY names.
 
 On a CPU the number of inputs per pass is timed, once for a Model and an image size, if that costs at most a
 fiftieth of a job: a large batch is slower, since layer outputs then take tens of megabytes, which the C
-library requests from the system at every layer. Results do not depend on it. On a GPU, where their last bits
-do, it is the usual number, or as many as the memory of a run holds.
+library requests from the system at every layer. On a GPU, where kernels depend on the number, it is the usual
+one, or as many as the memory of a run holds.
 """
 
 from __future__ import annotations
