@@ -176,4 +176,4 @@ def test_the_environment_switches_acceleration_off(
         all_logits(fast, images(WORTH_IT, 32), 64)
         hp.explain(fast, images(), CAMS)
     state = fast.facts.acceleration
-    assert not kernels and state.graphs is None and state.folding is None and not state.batches
+    assert not kernels and state.graphs is None and state.folding is None

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import logging
+import platform
+import subprocess
+import sys
 import weakref
 
 import pytest
@@ -14,7 +17,7 @@ import heatproof as hp
 from conftest import counting, needs_cuda, small_cnn
 from heatproof.errors import InputError
 from heatproof.models import accel
-from heatproof.models.accel import Accelerator, Graphs, fastest, usual_batch
+from heatproof.models.accel import Accelerator, Graphs, usual_batch
 from heatproof.models.model import Queue, all_logits
 from heatproof.models.running import frozen_eval
 
@@ -43,60 +46,38 @@ def test_the_last_two_batches_share_what_is_left(model: hp.Model) -> None:
         assert passes.batches == sizes
 
 
-def test_a_short_job_takes_the_usual_batch_and_is_not_measured(model: hp.Model) -> None:
+def test_jobs_of_any_length_take_the_usual_batch(model: hp.Model) -> None:
     assert usual_batch(CPU, (224, 224)) == 8 and usual_batch(CPU, (32, 32)) == 128
     assert usual_batch(torch.device("cuda"), (224, 224)) == 256 and usual_batch(CPU, (4000, 4000)) == 1
-    with counting(model.module) as passes:
-        job(model, 200)
-    assert passes.batches == [100, 100] and not model.facts.acceleration.batches
+    for count, sizes in ((200, [100, 100]), (1280, [128] * 10)):
+        with counting(model.module) as passes:
+            job(model, count)
+        assert [size for size in passes.batches if size > 1] == sizes  # one input tries the folded network
+    assert Accelerator(model).run_batch_size() == usual_batch(CPU, model.preprocess.size)
 
 
-def test_a_long_job_is_measured_once_and_the_trial_is_a_small_share(
-    model: hp.Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    count = 70_000  # 3 rounds of 64 + 128 + 256 inputs are a fiftieth of 67,200
-    sizes: list[int] = []
-    monkeypatch.setattr(
-        accel, "_seconds", lambda _model, batch: sizes.append(len(batch)) or 50.0 + len(batch)
-    )
-    image = torch.zeros(8, 3, 32, 32)
-    assert Accelerator(model).fastest_batch_size(image, count - 3000) == 128 and sizes == []
-    assert (
-        Accelerator(model).fastest_batch_size(image, count) == 256
-    )  # 50 seconds, and one per input: the largest is best
-    assert sum(sizes) <= 0.02 * count and sizes == [64, 128, 256] * 3
-    assert Accelerator(model).fastest_batch_size(image, count) == 256 and len(sizes) == 9
-    assert (
-        Accelerator(model).fastest_batch_size(torch.zeros(8, 3, 112, 112), count) == 64 and len(sizes) == 18
-    )
-    assert Accelerator(model).describe()[0] == "256 inputs of 3x32x32 per pass were fastest"
+FAULTS = """
+import resource, torch
+from heatproof.models.accel import keep_freed_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        torch.ones(16 * 2**20)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+first = faults()
+keep_freed_memory()
+faults()
+print(first, faults())
+"""
 
 
-def test_the_usual_batch_stays_unless_another_is_clearly_faster(
-    model: hp.Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def takes(per_input: dict[int, float]) -> int:
-        monkeypatch.setattr(accel, "_seconds", lambda _m, batch: len(batch) * per_input[len(batch)])
-        return fastest(model, torch.zeros(2, 3, 32, 32), (64, 128, 256))
-
-    assert takes({64: 1.0, 128: 1.0, 256: 0.97}) == 128
-    assert takes({64: 0.9, 128: 1.0, 256: 0.97}) == 64
-
-    def short_of_memory(_model: hp.Model, batch: Tensor) -> float:
-        if len(batch) > 64:
-            raise MemoryError
-        return 1.0
-
-    monkeypatch.setattr(accel, "_seconds", short_of_memory)
-    assert fastest(model, torch.zeros(2, 3, 32, 32), (64, 128, 256)) == 64
-
-
-def test_really_measured(model: hp.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accel, "TRIAL_SHARE", 2.0)
-    with counting(model.module) as passes:
-        chosen = Accelerator(model).measured_batch_size(700)
-    assert chosen in (4, 8, 16) and set(passes.batches) == {4, 8, 16}
-    assert not model.module.training and model.facts.acceleration.batches
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
+def test_freed_memory_is_reused_and_not_requested_from_the_system_again() -> None:
+    ran = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True)
+    before, after = map(int, ran.stdout.split())
+    assert after < before / 10, ran.stdout
 
 
 @pytest.mark.parametrize(("gib", "expected"), [(200.0, 256), (41.0, 256), (30.0, 128), (8.0, 32), (0.01, 1)])
@@ -137,7 +118,7 @@ def test_passes_of_the_fitting_size_do_not_run_out_of_memory(caplog: pytest.LogC
     fraction = accel.memory_fraction(images.device)
     torch.cuda.set_per_process_memory_fraction((before + 64 * 2**20) / total)
     try:
-        size = Accelerator(loaded).measured_batch_size(10_000)
+        size = Accelerator(loaded).run_batch_size()
         with caplog.at_level(logging.WARNING):
             hp.explain(loaded, images, ["gradient", "smoothgrad(samples=4)"], batch_size=size)
     finally:

@@ -41,7 +41,6 @@ PICTURE = (str, PathLike, Image.Image)
 CONVOLUTIONS = (nn.Conv2d, nn.Conv3d)
 COPIED_PER_PIXEL = 200  # measured with 16 networks of torchvision
 Result = TypeVar("Result")
-SAMPLE = 8  # images used to time batch sizes
 
 
 @dataclass
@@ -77,8 +76,8 @@ class Model:
         layer, scales: the layers of CAMs and multi-scale CAMs; determined automatically by default.
         call: how images enter the module, by default module(images).
         precision: "fp32", "tf32" or "bf16" (see running.py); by default as the network and torch are set.
-        inputs_per_pass: for methods and metrics that need many, at the size that `preprocess` makes; chosen
-            by throughput by default.
+        inputs_per_pass: for methods and metrics that need many, at the size that `preprocess` makes; 8 of
+            224 pixels on a CPU and 256 on a GPU by default.
         accelerate: whether passes may run faster than module by module (see accel/).
         head: what its output is: a head such as Multilabel(thresholds=...), or the name of one (heads.py).
             By default the first pass determines it where that is safe; until then it is `Undetermined`.
@@ -423,7 +422,7 @@ def first_convolution(module: nn.Module) -> nn.Conv2d | nn.Conv3d | None:
 class Queue:
     """Run numbered jobs through a model in batches that fit in memory.
 
-    batch_size: of every pass; default: the Model's own, or chosen by throughput.
+    batch_size: of every pass; default: the Model's own.
     """
 
     def __init__(
@@ -436,7 +435,6 @@ class Queue:
         if batch_size is not None and batch_size < 1:
             raise InputError(f"batch_size must be at least 1, got {batch_size}")
         self.model = model
-        self.chooses = batch_size is None
         # Batch sizes at which memory ran out, shared by all queues of the model, so that none fails again.
         self.fits = model.facts.fits
         self.image_size = image_size
@@ -477,9 +475,6 @@ class Queue:
     ) -> Tensor:
         """Forward passes, inside `frozen_eval(...)`. make(start, stop) builds images, read reads logits."""
         job: Accelerator | None = None
-        if self.chooses and count > self.batch_size:
-            sample = make(0, min(count, SAMPLE))
-            self.batch_size = Accelerator(self.model).fastest_batch_size(sample, count)
 
         # no_grad, not inference_mode: networks that cache tensors in evaluation mode could not train with
         # a cached inference tensor afterwards, and the speed is the same.

@@ -167,7 +167,7 @@ class RunTable(Struct, frozen=True, forbid_unknown_fields=True):
     precision: str | None = None  # fp32, tf32 or bf16; default: torch's setting, fixed for the run
     threads: Count | None = None  # of torch; default: OMP_NUM_THREADS or one per CPU, fixed for the run
     workers: Annotated[int, Meta(ge=0)] | None = None  # threads that decode images; changes no number
-    inputs_per_pass: Count | None = None  # default: the fastest; on a GPU as memory holds; fixed for the run
+    inputs_per_pass: Count | None = None  # default: usual, on a GPU as memory holds; fixed for the run
     out: str | None = None  # the run folder, if the command line names none
     expect_accuracy: Share | None = None  # stop before work starts if the measured accuracy is far off
     pictures: bool = True  # store a small copy of every image in the run folder, for the report

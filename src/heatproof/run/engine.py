@@ -107,11 +107,10 @@ def prepare(
         hashes = check_study(opened)
         expected = opened.study.run.expect_accuracy if expect_accuracy is None else expect_accuracy
         check_accuracy(opened, expected)
-        # Measured once and recorded: another batch size would change the last bits of later rows.
+        # Determined once and recorded: another batch size would change the last bits of later rows.
         if begun is None and opened.inputs_per_pass is None:
-            with fixed_threads(opened.threads):
-                model = opened.model(opened.checkpoints[-1].name)
-                opened.set_inputs_per_pass(Accelerator(model).measured_batch_size(opened.least_inputs))
+            model = opened.model(opened.checkpoints[-1].name)
+            opened.set_inputs_per_pass(Accelerator(model).run_batch_size())
     if opened.warning:
         say(opened.warning)
     if opened.study.preprocess.spacing is None and (warning := opened.source.warning):

@@ -52,7 +52,6 @@ from heatproof.run.config import (
     open_images,
     read_metrics,
     read_study,
-    repetitions,
     study_from,
 )  # fmt: skip
 from heatproof.run.plan import Origin
@@ -251,15 +250,6 @@ class ResolvedStudy:
         self.inputs_per_pass = inputs_per_pass
         if self._model is not None:
             self._model[1].inputs_per_pass = inputs_per_pass
-
-    @property
-    def least_inputs(self) -> int:
-        """Lower bound of the inputs that the run sends through the network, from options."""
-        calls = read_methods(self.study.methods)
-        methods = sum(repetitions(call.entry.function, call.options) for call in calls)
-        runs = [request for request in self.metrics if "model" in request.entry.needs]
-        metrics = sum(repetitions(r.entry.function, dict(r.options)) * len(calls) for r in runs)
-        return len(self.source) * len(self.checkpoints) * (methods + metrics)
 
     @property
     def source(self) -> Source:

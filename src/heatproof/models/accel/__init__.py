@@ -6,26 +6,25 @@ environment, switches all of it off: passes then take the number of inputs that 
 and the network's modules run one by one. Work is divided into parts that fit in memory, and a run takes a
 quarter of a GPU's free memory, or the share that HEATPROOF_GPU_MEMORY names.
 
-On a CPU the number of inputs per pass is timed, once for a Model and an image size, if that costs at most a
-fiftieth of a job: a large batch is slower, since layer outputs then take tens of megabytes, which the C
-library requests from the system at every layer. On a GPU, where kernels depend on the number, it is the usual
-one, or as many as the memory of a run holds.
+The number of inputs per pass is fixed, so that rows do not depend on what else the machine did: on a GPU the
+memory of a run may halve it. On a CPU layer outputs take megabytes, which glibc would request from the system
+at every layer: long jobs and runs let it keep up to 1 GiB of freed memory for the next one.
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import math
 import os
-import statistics
 import threading
 import time
 import warnings
 import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -53,11 +52,10 @@ if TYPE_CHECKING:
 SWITCH = "HEATPROOF_ACCELERATE"
 WORTH_IT = 256  # inputs of a job from which folding saves more time than computing its weights takes
 PIXELS = 224 * 224
-CPU_USUAL, CUDA_USUAL = 8, 256  # at 224x224; half and twice as many are tried too
+CPU_USUAL, CUDA_USUAL = 8, 256  # at 224x224
 CPU_MOST, CUDA_MOST = 128, 1024  # of small images
-TRIAL_SHARE = 0.02  # largest cost of a trial, as a share of the job
-ROUNDS = 2
-FASTER = 0.95  # share of the usual size's time below which another size is chosen
+KEPT_BYTES = 2**30  # of freed memory, in the process
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt
 MEMORY = "HEATPROOF_GPU_MEMORY"  # share of the free memory of a GPU that a run takes
 MEMORY_SHARE = 0.25
 FITTING = 0.5  # share of the available memory that the activations of a pass may take
@@ -76,13 +74,12 @@ _reported: set[str] = set()  # names of networks for which memory ran out
 class AccelerationState:
     """What was determined for one model; stored in its facts."""
 
-    batches: dict[tuple[Any, ...], int] = field(default_factory=dict)  # fastest inputs per pass
     folding: tuple[Hashable, Folding] | None = None  # with the network that it was determined for
     graphs: Graphs | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AccelerationState:
         """A copied network determines its own state."""
-        return AccelerationState(dict(self.batches))
+        return AccelerationState()
 
 
 class Accelerator:
@@ -102,28 +99,14 @@ class Accelerator:
         own = math.prod(model.preprocess.size)
         return max(1, round(model.inputs_per_pass * own / math.prod(image_size)))
 
-    def fastest_batch_size(self, images: Tensor, count: int) -> int:
-        """Inputs per pass for a job of `count` inputs like these images, inside `frozen_eval(...)`."""
-        model, usual = self.model, self.batch_size(size_of(images))
-        sizes = (max(1, usual // 2), usual, 2 * usual)
-        # Not on a GPU: kernels depend on the number, and rows would depend on what else the GPU did.
-        is_timed = self.enabled and model.device.type == "cpu" and model.inputs_per_pass is None
-        if not is_timed or count * TRIAL_SHARE < (ROUNDS + 1) * sum(sizes):
-            return usual
-        known, key = self.state.batches, (model.precision, tuple(images.shape[1:]))
-        if key not in known:
-            known[key] = fastest(model, images, sizes)
-        return known[key]
-
-    def measured_batch_size(self, count: int) -> int:
-        """Inputs per pass for a run of `count` inputs of the model's size: by time, on a GPU by memory."""
+    def run_batch_size(self) -> int:
+        """Inputs per pass for a run with images of the model's own size."""
         model, seen = self.model, self.model.preprocess
+        if model.device.type != "cuda":
+            return self.batch_size(seen.size)
         noise = torch.randn(8, seen.channels, *seen.size, generator=torch.Generator().manual_seed(0))
         with frozen_eval(model.module):
-            images = noise.to(model.device)
-            return (
-                self.fitting_batch_size(images) if images.is_cuda else self.fastest_batch_size(images, count)
-            )
+            return self.fitting_batch_size(noise.to(model.device))
 
     def fitting_batch_size(self, images: Tensor) -> int:
         """The usual inputs per pass, halved until a pass that keeps its activations fits in a GPU's memory.
@@ -146,6 +129,8 @@ class Accelerator:
 
     def job(self, images: Tensor, count: int) -> Accelerator:
         """Prepare a job of `count` inputs like these images, without our hooks, inside `frozen_eval(...)`."""
+        if self.enabled and count >= WORTH_IT and not images.is_cuda:
+            keep_freed_memory()
         self.used = self.folding(images[:1]) if count >= WORTH_IT else None
         if self.used is not None:
             self.used.refresh()
@@ -227,10 +212,7 @@ class Accelerator:
 
     def describe(self) -> list[str]:
         """Sentences for a run's log: how the passes of this network run."""
-        sentences = [
-            f"{batch} inputs of {'x'.join(map(str, shape))} per pass were fastest"
-            for (_, shape), batch in self.state.batches.items()
-        ]
+        sentences = []
         _, folding = self.state.folding or (None, Folding())
         if folding.steps:
             sentences.append(
@@ -290,31 +272,13 @@ def usual_batch(device: torch.device, image_size: tuple[int, ...]) -> int:
     return max(1, min(most, usual * PIXELS // math.prod(image_size)))
 
 
-@torch.no_grad()
-def fastest(model: Model, images: Tensor, sizes: Sequence[int]) -> int:
-    """The size with the least time per input; the second unless another is clearly faster."""
-    usual = sizes[1]
-    # Real images, repeated: a network may take longer for inputs unlike those it was trained on.
-    batches = {n: images[torch.arange(n, device=images.device) % len(images)] for n in sizes}
-    times: dict[int, list[float]] = {n: [] for n in sizes}
-    for turn in range(ROUNDS + 1):
-        for n, batch in list(batches.items()):
-            try:
-                seconds = _seconds(model, model.ready(batch))
-            except (RuntimeError, MemoryError):  # too large for the memory
-                del batches[n], times[n]
-                continue
-            if turn:  # the first warms up
-                times[n].append(seconds / n)
-    medians = {n: statistics.median(of) for n, of in times.items() if of}
-    best = min(medians, key=medians.__getitem__, default=usual)
-    return best if usual not in medians or medians[best] < FASTER * medians[usual] else usual
-
-
-def _seconds(model: Model, batch: Tensor) -> float:
-    begin = time.perf_counter()
-    model.forward(batch)
-    return time.perf_counter() - begin
+@cache
+def keep_freed_memory() -> None:
+    """Let glibc reuse freed memory instead of returning it to the system; does nothing elsewhere."""
+    with suppress(OSError, AttributeError):
+        library = ctypes.CDLL("libc.so.6")
+        for parameter in (TRIM_THRESHOLD, MMAP_THRESHOLD):
+            library.mallopt(parameter, KEPT_BYTES)
 
 
 @contextmanager
