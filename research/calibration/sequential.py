@@ -3,8 +3,8 @@
     python -m research.calibration.sequential docs/results/calibration/members.json.gz
 
 writes sequential.csv beside the file that `python -m research.calibration` writes. The rule (informative,
-yes, no), the looks, ten steps and two random networks were chosen before, on other networks; the other
-cases are shown for comparison.
+yes, no), the looks, ten steps and two random networks were chosen before, on other networks; the table also
+has other cases, for comparison.
 """
 
 from __future__ import annotations

@@ -23,8 +23,9 @@ from heatproof.run.score import as_stored
 from heatproof.verdict.follow import calibration, rule
 from research.calibration.__main__ import calibrate_command
 from research.calibration.collect import CONTROLS, collect
-from research.calibration.population import Member, members, open_pictures
+from research.calibration.population import SIDES, Member, members, open_pictures
 from research.calibration.protocol import ELSEWHERE, Measuring, measure
+from research.calibration.sequential import AUDIT, AUDIT_LOOKS, count
 from research.calibration.thresholds import (
     CHOSE,
     OTHER,
@@ -33,6 +34,7 @@ from research.calibration.thresholds import (
     Share,
     by_other_shadows,
     calibrate,
+    is_gradient,
     made_by,
     rates,
     rates_of,
@@ -257,6 +259,12 @@ def test_the_published_rates_follow_from_the_published_rows() -> None:
         assert known[kind]["share"] == pytest.approx(
             sum(row["answer"] == answer for row in group) / len(group)
         )
+    for kind, by_kind in known["false_alarm_by_kind"].items():
+        own = [row for row in following if is_gradient(row["method"]) == (kind == "input gradients")]
+        assert by_kind["n"] == len(own)
+        assert by_kind["share"] == pytest.approx(sum(row["answer"] == "no" for row in own) / len(own))
+    cams, gradients = known["false_alarm_by_kind"].values()
+    assert cams["high"] < gradients["low"], "the README says that input gradients are worse"
     named = list(dict.fromkeys(row["method"] for row in rows if row["control"] == "False"))
     kinds, tests = calibration()["population"], list(calibration()["tests"])
     assert calibration()["made_by"] == made_by(kinds["data"], kinds["network"], named, tests, since=True)
@@ -267,3 +275,16 @@ def test_the_published_rates_follow_from_the_published_rows() -> None:
     ]
     assert all(sentence in page for sentence in sentences)
     assert f"{calibration()['population']['pairs']} pairs of networks" in page
+
+
+def test_the_table_of_the_sequential_test_follows_from_the_published_members() -> None:
+    measured = read_members(RESULTS / "calibration" / "members.json.gz")
+    with (RESULTS / "calibration" / "sequential.csv").open(newline="") as file:
+        rows = [
+            row for row in csv.DictReader(file) if row["looks"] == AUDIT and row["random networks"] == "2"
+        ]
+    small = [m for m in measured if m["member"]["network"] in SIDES]
+    (published,) = (row for row in rows if row["pairs"] == f"small ones ({len(small)})")
+    counted = count(small, rule(), AUDIT_LOOKS, draws=2).row()
+    assert counted == [*published.values()][4:]
+    assert len(measured) == calibration()["rates_by_lot"][SINCE]["networks"] / 2

@@ -176,8 +176,8 @@ def measured(image: Image.Image) -> dict[str, tuple[float, ...]]:
     ((40.0, 60.0), [0.08, -0.04])
     """
 
-    def pixels(shown: Image.Image) -> tuple[Tensor, Tensor]:
-        values = torch.from_numpy(np.array(shown)).float().permute(2, 0, 1)[None] / 255
+    def pixels(resized: Image.Image) -> tuple[Tensor, Tensor]:
+        values = torch.from_numpy(np.array(resized)).float().permute(2, 0, 1)[None] / 255
         return values, torch.ones(1, *values.shape[-2:])
 
     wide = round(FRAME * SMALL)

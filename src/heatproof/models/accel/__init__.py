@@ -6,9 +6,9 @@ environment, switches all of it off: passes then take the number of inputs that 
 and the network's modules run one by one. Work is divided into parts that fit in memory, and a run takes a
 quarter of a GPU's free memory, or the share that HEATPROOF_GPU_MEMORY names.
 
-The number of inputs per pass is fixed, so that rows do not depend on what else the machine did: on a GPU the
-memory of a run may halve it. On a CPU layer outputs take megabytes, which glibc would request from the system
-at every layer: long jobs and runs let it keep up to 1 GiB of freed memory for the next one.
+The number of inputs per pass is not timed, since rows would then depend on the load of the machine; on a GPU
+it is halved until a pass fits in the memory of a run. On a CPU layer outputs take megabytes, which glibc
+requests from the system at every layer: in long jobs it reuses up to 1 GiB of freed memory instead.
 """
 
 from __future__ import annotations
