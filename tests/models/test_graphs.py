@@ -18,7 +18,15 @@ from torch.utils._pytree import tree_leaves
 import heatproof as hp
 from conftest import needs_cuda, small_cnn
 from heatproof.explain import api
-from heatproof.models.accel import MOST, SEEN, Accelerator, Graphs, _refusing_to_wait, recordable
+from heatproof.models.accel import (
+    MOST,
+    SEEN,
+    Accelerator,
+    Graphs,
+    _refusing_to_wait,
+    padded_size,
+    recordable,
+)
 from heatproof.models.derived import copy_of
 from heatproof.models.running import ModuleState
 
@@ -50,17 +58,49 @@ def test_a_pass_is_recorded_when_it_comes_again_and_smaller_batches_are_padded()
         calls.append(len(x))
         return 2 * x
 
-    for _ in range(SEEN):
-        graphs.run("a", double, [torch.ones(4, 2)])
-    assert not graphs.recordings
     images = torch.arange(8.0).view(4, 2)
-    assert (
-        torch.equal(graphs.run("a", double, [images], pad=True), 2 * images) and len(graphs.recordings) == 1
-    )
-    few = graphs.run("a", double, [images[:3] + 1], pad=True)
-    assert torch.equal(few, 2 * (images[:3] + 1)) and calls[-1] == 4, "not padded"
+    for count in (4, 3):
+        few = images[:count] + count
+        assert torch.equal(graphs.run("a", double, [few], 4), 2 * few) and not graphs.recordings
+    assert torch.equal(graphs.run("a", double, [images], 4), 2 * images) and len(graphs.recordings) == 1
+    few = graphs.run("a", double, [images[:3] + 1], 4)
+    assert torch.equal(few, 2 * (images[:3] + 1)) and set(calls) == {4}, "not padded"
     assert graphs.run("a", double, [images[:3]]).shape == (3, 2) and calls[-1] == 3
-    assert graphs.run("b", double, [images], pad=True).shape == (4, 2) and len(graphs.recordings) == 1
+    assert graphs.run("b", double, [images], 4).shape == (4, 2) and len(graphs.recordings) == 1
+
+
+def test_the_size_of_a_pass_does_not_depend_on_recordings() -> None:
+    """They are dropped if memory is short, and rows must keep their bits."""
+    graphs, sizes = Graphs(Rerun), list[int]()
+    fails = lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA out of memory"))  # noqa: E731
+
+    def negative(x: Tensor) -> Tensor:
+        sizes.append(len(x))
+        return -x
+
+    for record in (Rerun, fails):
+        graphs.record = record
+        for turn in range(SEEN + 2):
+            few = torch.randn(5, 2) + turn
+            assert torch.equal(graphs.run(record, negative, [few], padded_size(5, 60)), -few)
+    assert set(sizes) == {8} and not graphs.reason and not graphs.recordings
+
+
+@needs_cuda
+def test_a_padded_pass_on_a_gpu_has_the_same_bits_with_and_without_recordings() -> None:
+    images = torch.randn(21, 3, 32, 32, device="cuda")
+    methods = ["smoothgrad(samples=40)", "rise(masks=300)"]
+    recorded, dropped = (
+        hp.load_model(small_cnn().eval(), device="cuda", precision="fp32", inputs_per_pass=256)
+        for _ in range(2)
+    )
+    dropped.module.load_state_dict(recorded.module.state_dict())
+    for _ in range(SEEN + 2):
+        expected, result = (hp.explain(model, images, methods) for model in (recorded, dropped))
+        dropped.facts.acceleration.graphs = None
+        for method in methods:
+            assert torch.equal(result[method].values, expected[method].values), method
+    assert recorded.facts.acceleration.graphs.recordings
 
 
 def test_threads_of_two_networks_do_not_read_each_other_s_results() -> None:

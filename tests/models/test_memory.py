@@ -60,6 +60,20 @@ def test_a_single_input_is_tried_again_on_a_gpu_and_refused_on_a_cpu(monkeypatch
     assert len(waited) == 2 + len(accel.WAITS)
 
 
+def test_on_a_gpu_a_part_is_tried_again_at_its_size_before_it_is_halved(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Memory that caches and recordings occupied is free then, and rows keep their bits."""
+    released = list[torch.device]()
+    monkeypatch.setattr(accel, "release_memory", released.append)
+    gpu, work, shrunk = torch.device("cuda"), Short(8, failures=1), list[int]()
+    assert len(list(in_parts(gpu, "once short", 8, work, shrunk=shrunk.append))) == 1
+    assert work.sizes == [8, 8] and not shrunk and released == [gpu] and not caplog.text
+    work = Short(5)
+    assert [size for _, size in in_parts(gpu, "too short", 8, work, shrunk=shrunk.append)] == [4, 4]
+    assert work.sizes == [8, 8, 4, 4] and shrunk == [4] and "does not hold a pass of 8 images" in caplog.text
+
+
 def test_other_errors_are_raised_at_once() -> None:
     def fails(start: int, stop: int) -> None:
         raise RuntimeError("size mismatch")

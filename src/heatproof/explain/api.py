@@ -359,7 +359,8 @@ def shared_pass(
 
     with frozen_eval(model.module), checkpoints_in_a_sentence(model, images[:1]):
         # A queue of its own: perturbing methods inside shrink theirs without shortening this one's batches.
-        Queue(model, image_size, batch_size, progress).each(len(images), work, parts.append, "shared")
+        kind = "gradients" if "input_gradient" in needs else "shared"
+        Queue(model, image_size, batch_size, progress).each(len(images), work, parts.append, kind)
     joined = [Maps.concatenate(batches) for batches in zip(*(maps for maps, _ in parts), strict=True)]
     logits = torch.cat([logits for _, logits in parts])
     return {maps.method: replace(maps, ids=ids) for maps in joined}, logits

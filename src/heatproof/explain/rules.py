@@ -101,7 +101,7 @@ def own_gradient(
             (gradient,) = torch.autograd.grad(score, inputs)
         return at_least_float(gradient[:count])
 
-    return trace.queue.joined(len(images), work)
+    return trace.queue.joined(len(images), work, "gradients")
 
 
 def without_attention(name: str, trace: Trace, instead: str, *functions: str) -> dict[str, Rule]:
@@ -562,7 +562,7 @@ def chefer(trace: Trace) -> Tensor:
         steps = (product.clamp(min=0).mean(1) for product in products)
         return recorder.flow(steps, 1.0, inputs)
 
-    return trace.queue.joined(len(trace.images), work)
+    return trace.queue.joined(len(trace.images), work, "gradients")
 
 
 @method("legrad")
@@ -593,7 +593,7 @@ def legrad(trace: Trace) -> Tensor:
         mean = torch.stack([at_least_float(g).clamp(min=0).mean((1, 2)) for g in gradients]).mean(0)
         return recorder.layout(gradients[0].mean(1), inputs).picture(mean[..., None])[:, 0]
 
-    return trace.queue.joined(len(trace.images), work)
+    return trace.queue.joined(len(trace.images), work, "gradients")
 
 
 class AttentionRecorder(Rules):

@@ -501,7 +501,7 @@ def _search(
 
     with frozen_eval(model.module):
         Queue(model, size_of(inputs), passes.get("batch_size"), passes.get("progress")).each(
-            len(inputs), work, parts.append
+            len(inputs), work, parts.append, "gradients"
         )
     images, succeeded = zip(*parts, strict=True)
     return torch.cat(images), torch.cat(succeeded)

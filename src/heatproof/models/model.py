@@ -77,7 +77,7 @@ class Model:
         call: how images enter the module, by default module(images).
         precision: "fp32", "tf32" or "bf16" (see running.py); by default as the network and torch are set.
         inputs_per_pass: for methods and metrics that need many, at the size that `preprocess` makes; 8 of
-            224 pixels on a CPU and 256 on a GPU by default.
+            224 pixels on a CPU and 256 on a GPU by default. On a GPU, a quarter for gradients at the input.
         accelerate: whether passes may run faster than module by module (see accel/).
         head: what its output is: a head such as Multilabel(thresholds=...), or the name of one (heads.py).
             By default the first pass determines it where that is safe; until then it is `Undetermined`.
@@ -422,7 +422,7 @@ def first_convolution(module: nn.Module) -> nn.Conv2d | nn.Conv3d | None:
 class Queue:
     """Run numbered jobs through a model in batches that fit in memory.
 
-    batch_size: of every pass; default: the Model's own.
+    batch_size: of every pass; default: the Model's own, smaller for passes that keep activations.
     """
 
     def __init__(
@@ -437,14 +437,17 @@ class Queue:
         self.model = model
         # Batch sizes at which memory ran out, shared by all queues of the model, so that none fails again.
         self.fits = model.facts.fits
-        self.image_size = image_size
-        self.batch_size = batch_size or Accelerator(model).batch_size(image_size)
-        self.progress = progress
+        self.image_size, self.progress = image_size, progress
+        sizes = (batch_size or Accelerator(model).batch_size(image_size, keeps) for keeps in (False, True))
+        self.batch_size, self.gradient_batch_size = sizes
 
     def each(
         self, count: int, work: Callable[[int, int], Result], done: Callable[[Result], Any], kind: str = ""
     ) -> None:
-        """Call done(work(start, stop)) for all jobs; smaller batches are made when memory runs out."""
+        """Call done(work(start, stop)) for all jobs; smaller batches are made when memory runs out.
+
+        kind: of pass, for the size that fits in memory; "gradients" keeps the activations of all layers.
+        """
 
         def shrunk(size: int) -> None:
             self.fits[kind, self.image_size] = size
@@ -464,9 +467,13 @@ class Queue:
         self.each(count, work, results.append, kind)
         return torch.cat(results)
 
+    def _most(self, kind: str) -> int:
+        size = self.gradient_batch_size if kind == "gradients" else self.batch_size
+        return min(size, self.fits.get((kind, self.image_size), size))
+
     def _next(self, left: int, kind: str) -> int:
         """Size of the next batch. The last two share the remaining inputs: small batches are slow."""
-        full = min(self.batch_size, self.fits.get((kind, self.image_size), self.batch_size))
+        full = self._most(kind)
         splits = full < left < 2 * full and self.model.device.type != "cuda"
         return (left + 1) // 2 if splits else min(left, full)
 
@@ -483,7 +490,7 @@ class Queue:
             nonlocal job
             images = self.model.ready(make(start, stop))
             job = job or Accelerator(self.model).job(images, count)
-            return read(job.logits(images), start, stop)
+            return read(job.logits(images, self._most("forward")), start, stop)
 
         return self.joined(count, work, "forward")
 
@@ -504,7 +511,7 @@ class Queue:
             images, targets = make(start, stop)
             images = self.model.ready(images)
             job = job or Accelerator(self.model).job(images, count)
-            return *job.input_gradients(images, targets), start, stop
+            return *job.input_gradients(images, targets, self._most("gradients")), start, stop
 
         self.each(count, work, lambda result: done(*result), "gradients")
 

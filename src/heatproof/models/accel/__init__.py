@@ -6,9 +6,11 @@ environment, switches all of it off: passes then take the number of inputs that 
 and the network's modules run one by one. Work is divided into parts that fit in memory, and a run takes a
 quarter of a GPU's free memory, or the share that HEATPROOF_GPU_MEMORY names.
 
-The number of inputs per pass is not timed, since rows would then depend on the load of the machine; on a GPU
-it is halved until a pass fits in the memory of a run. On a CPU layer outputs take megabytes, which glibc
-requests from the system at every layer: in long jobs it reuses up to 1 GiB of freed memory instead.
+Rows must not depend on the load of the machine, and the same image has other last bits in a pass of another
+size. So the number of inputs per pass is not timed; on a GPU it is halved until a pass takes a fraction of
+the run's memory, a pass that runs out of memory is first repeated at the same size, and passes are padded to
+the same sizes with and without recordings. On a CPU layer outputs take megabytes, which glibc requests from
+the system at every layer: in long jobs it reuses up to 1 GiB of freed memory instead.
 """
 
 from __future__ import annotations
@@ -58,12 +60,12 @@ KEPT_BYTES = 2**30  # of freed memory, in the process
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt
 MEMORY = "HEATPROOF_GPU_MEMORY"  # share of the free memory of a GPU that a run takes
 MEMORY_SHARE = 0.25
-FITTING = 0.5  # share of the available memory that the activations of a pass may take
+KEEPING = 4  # on a GPU, inputs per forward pass divided by inputs per pass that keeps its activations
+FITTING = 0.25  # share of the available memory for the activations of a pass; recordings and caches take more
 WAITS = (1.0, 4.0, 15.0)  # seconds before a single input is tried again, while other programs hold the memory
 MOST = 6  # recordings of a Model
 SEEN = 2  # passes of a shape before it is recorded
 LATER = 30  # further passes before it is tried again, where memory ran out
-LARGER = 8  # largest ratio of padded to real inputs; at small batches launches cost more than inputs
 Function = Callable[..., Any]  # tensors "b ..." in, a tree of tensors "b ..." out
 Result = TypeVar("Result")
 log = logging.getLogger("heatproof")
@@ -91,13 +93,18 @@ class Accelerator:
         self.used: Folding | None = None  # in the passes of a job
         self.key: Hashable = None  # of the recordings of a job
 
-    def batch_size(self, image_size: tuple[int, ...]) -> int:
-        """Inputs per pass: as given, scaled by the area of the images, or the usual number."""
+    def batch_size(self, image_size: tuple[int, ...], keeps_activations: bool = False) -> int:
+        """Inputs per pass: as given, scaled by the area of the images, or the usual number.
+
+        keeps_activations: for gradients at the input. Such passes need several times the memory of a forward
+        pass and occupy a GPU with fewer inputs.
+        """
         model = self.model
         if model.inputs_per_pass is None:
-            return usual_batch(model.device, image_size)
-        own = math.prod(model.preprocess.size)
-        return max(1, round(model.inputs_per_pass * own / math.prod(image_size)))
+            size = usual_batch(model.device, image_size)
+        else:
+            size = round(model.inputs_per_pass * math.prod(model.preprocess.size) / math.prod(image_size))
+        return max(1, size // KEEPING if keeps_activations and model.device.type == "cuda" else size)
 
     def run_batch_size(self) -> int:
         """Inputs per pass for a run with images of the model's own size."""
@@ -109,10 +116,7 @@ class Accelerator:
             return self.fitting_batch_size(noise.to(model.device))
 
     def fitting_batch_size(self, images: Tensor) -> int:
-        """The usual inputs per pass, halved until a pass that keeps its activations fits in a GPU's memory.
-
-        A pass that runs out of memory is repeated in parts, but at what moment may differ from run to run.
-        """
+        """The usual inputs per pass, halved until passes that keep their activations fit in GPU memory."""
         device, size = self.model.device, self.batch_size(size_of(images))
         before, images = torch.cuda.memory_allocated(device), images[:size]
         available = memory_fraction(device) * torch.cuda.mem_get_info(device)[1] - before
@@ -123,7 +127,7 @@ class Accelerator:
         except torch.OutOfMemoryError:
             return 1
         each = (torch.cuda.max_memory_allocated(device) - before) / len(images)
-        while size > 1 and size * each > FITTING * available:
+        while size > 1 and size / KEEPING * each > FITTING * available:
             size = (size + 1) // 2
         return size
 
@@ -138,21 +142,22 @@ class Accelerator:
         self.key = self.graphs and (self.graphs.state(self.model.module), self.model.precision, self.used)
         return self
 
-    def logits(self, images: Tensor) -> Tensor:
-        """Tensor "b k" for images that are `ready`, in a job."""
+    def logits(self, images: Tensor, most: int) -> Tensor:
+        """Tensor "b k" for images that are `ready`, in a job with at most `most` inputs per pass."""
         if self.graphs is None:
             return self._logits(images)
-        logits: Tensor = self.graphs.run(("logits", self.key), self._logits, (images,), pad=True)
+        size = padded_size(len(images), most)
+        logits: Tensor = self.graphs.run(("logits", self.key), self._logits, (images,), size)
         return logits
 
-    def input_gradients(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradient "b c h w" of each target's logit and the "b k" logits, in a job."""
+    def input_gradients(self, images: Tensor, targets: Tensor, most: int) -> tuple[Tensor, Tensor]:
+        """Gradient "b c h w" of each target's logit and the "b k" logits, in a job; most: as for logits."""
         with span("backward", inputs=len(images)):
             pass  # counted here: a replayed recording runs no Python and opens no spans
         if self.graphs is None:
             return self._gradients(images, targets)
-        inputs = images, targets.to(images.device)
-        gradient, logits = self.graphs.run(("gradients", self.key), self._gradients, inputs, pad=True)
+        inputs, size = (images, targets.to(images.device)), padded_size(len(images), most)
+        gradient, logits = self.graphs.run(("gradients", self.key), self._gradients, inputs, size)
         return gradient, logits
 
     def _logits(self, images: Tensor) -> Tensor:
@@ -272,6 +277,15 @@ def usual_batch(device: torch.device, image_size: tuple[int, ...]) -> int:
     return max(1, min(most, usual * PIXELS // math.prod(image_size)))
 
 
+def padded_size(count: int, most: int) -> int:
+    """Inputs of the pass that computes `count` of them: the next power of two, at most `most`.
+
+    >>> [padded_size(count, 60) for count in (60, 33, 32, 5, 1, 0)]
+    [60, 60, 32, 8, 1, 0]
+    """
+    return max(count, min(most, 1 << (count - 1).bit_length() if count else 0))
+
+
 @cache
 def keep_freed_memory() -> None:
     """Let glibc reuse freed memory instead of returning it to the system; does nothing elsewhere."""
@@ -322,11 +336,13 @@ def in_parts(
 ) -> Iterator[tuple[Result, int]]:
     """Yield work(start, stop) for all inputs, and the number of inputs; parts are halved if memory runs out.
 
+    On a GPU, a part is first tried again at the same size, without recordings and cached memory.
     Without inputs, work(0, 0) is called once: a batch may consist of images that cannot be read.
     name: of the network, for the log. size: largest part for the number of inputs left; default: all.
     shrunk: called with each smaller size.
     """
     start, most, waits = 0, count, list(WAITS if device.type == "cuda" else ())
+    failed = -1  # where the part began that is tried again
     while start < count or count == 0:
         stop = start + min(most, size(count - start) if size else count - start)
         results: list[Result] = []
@@ -341,21 +357,27 @@ def in_parts(
                 return
             start = stop
             continue
-        # Outside the handler, since the traceback keeps tensors alive.
-        release_memory(device, name, stop - start)
-        if stop - start == 1:
+        release_memory(device)  # outside the handler, since the traceback keeps tensors alive
+        if device.type == "cuda" and start != failed:
+            failed = start
+        elif stop - start == 1:
             time.sleep(waits.pop(0))
         else:
             most = (stop - start + 1) // 2
+            report_short_memory(name, stop - start)
             if shrunk:
                 shrunk(most)
 
 
-def release_memory(device: torch.device, name: str, inputs: int) -> None:
-    """Release what can be released after a pass that ran out of memory, and report that once."""
+def release_memory(device: torch.device) -> None:
+    """Release what can be released after a pass that ran out of memory."""
     drop_recordings()
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+def report_short_memory(name: str, inputs: int) -> None:
+    """Log once for each network that passes are made smaller."""
     if name not in _reported:
         _reported.add(name)
         text = "memory does not hold a pass of %d images; smaller passes are made, whose results agree"
@@ -462,13 +484,12 @@ class Graphs:
     """Passes of one network that are recorded as CUDA graphs: all kernels of a pass are launched at once.
 
     At small batches a GPU waits for Python. A pass of one shape is recorded the third time it occurs and
-    replayed from then on; a smaller batch is padded with what the last one left there. A recording reads
-    weights where they lie, so it sees weights that were changed in place; everything else that it cannot see
-    is part of its key: where the weights lie, the modules, their attributes and modes, torch's settings. (A
-    list that a network keeps and other code changes in place is not seen.) Networks with hooks run Python
-    code of their own and are never recorded. A pass that cannot be recorded (it reads a number from the GPU
-    on the way) runs as before, and `reason` is the cause. A Model stores its last few recordings; all share
-    one memory pool, with a limit.
+    replayed from then on. A recording reads weights where they lie, so it sees weights that were changed in
+    place; everything else that it cannot see is part of its key: where the weights lie, the modules, their
+    attributes and modes, torch's settings. (A list that a network keeps and other code changes in place is
+    not seen.) Networks with hooks run Python code of their own and are never recorded. A pass that cannot be
+    recorded (it reads a number from the GPU on the way) runs as before, and `reason` is the cause. A Model
+    stores its last few recordings; all share one memory pool, with a limit.
     """
 
     def __init__(self, record: Callable[..., Any] = Recording) -> None:
@@ -509,39 +530,39 @@ class Graphs:
         key: Hashable,
         function: Function,
         inputs: Sequence[Tensor],
-        pad: bool = False,
+        size: int | None = None,
         request: Hashable = None,
         reads: Sequence[Tensor] = (),
     ) -> Any:
         """function(*inputs), from a recording where there is one.
 
-        pad: whether a recording of a larger batch may be used. request: by which `replay` finds this one.
+        size: of the pass; smaller batches are padded. request: by which `replay` finds this one.
         """
         count = len(inputs[0])
         interrupts.check()
         if self.reason:
             return function(*inputs)
-        key = _full_key(key, inputs)
+        key, size = _full_key(key, inputs), size or count
         if request is not None:
-            self.requests[request] = key, count
+            self.requests[request] = key, size
             while len(self.requests) > MOST:
                 self.requests.popitem(last=False)
-        most = LARGER * count if pad else count
         with _memory:
-            sizes = [size for known, size in self.recordings if known == key and count <= size <= most]
-            if sizes:
-                size = min(sizes)
+            if (key, size) in self.recordings:
                 self.recordings.move_to_end((key, size))
                 with span("forward", inputs=count):
                     return _copied_results(self.recordings[key, size], inputs, size)
-        self.seen[key, count] += 1
+        padded = [
+            torch.cat([tensor, tensor[: size - count]]) if size > count else tensor for tensor in inputs
+        ]
+        self.seen[key, size] += 1
         # Recording costs several passes, so a shape must occur repeatedly before it pays.
-        if self.seen[key, count] <= SEEN:
-            return function(*inputs)
+        if self.seen[key, size] <= SEEN:
+            return _first_rows(function(*padded), count, size)
         recording, is_short = None, False
         try:
             with _memory:
-                recording = self.record(function, inputs, reads)
+                recording = self.record(function, padded, reads)
         except Exception as error:  # of any kind; the plain pass below raises it again if it is a bug
             is_short = is_out_of_memory(error)
             if not is_short:
@@ -550,26 +571,28 @@ class Graphs:
         if recording is None:  # outside the handler, since the traceback keeps tensors alive
             self.recordings.clear()
             if is_short:
-                self.seen[key, count] = -LATER
-                drop_recordings()
-                torch.cuda.empty_cache()
-            return function(*inputs)
-        self.recordings[key, count] = recording
+                self.seen[key, size] = -LATER
+                release_memory(inputs[0].device)
+            return _first_rows(function(*padded), count, size)
+        self.recordings[key, size] = recording
         while len(self.recordings) > MOST:
             self.recordings.popitem(last=False)
         if len(self.seen) > 64 * MOST:
             self.seen.clear()
-        return _copied_results(recording, inputs, count)
+        return _copied_results(recording, inputs, size)
 
 
 def _copied_results(recording: Function, inputs: Sequence[Tensor], size: int) -> Any:
     """Copies of the results, without rows that pad a batch: the next pass of any network overwrites them."""
-    count = len(inputs[0])
     with _memory:
-        results = recording(inputs)
-        if size > count:
-            results = tree_map_only(Tensor, lambda t: t[:count] if len(t) == size else t, results)
-        return tree_map_only(Tensor, Tensor.clone, results)
+        return tree_map_only(Tensor, Tensor.clone, _first_rows(recording(inputs), len(inputs[0]), size))
+
+
+def _first_rows(results: Any, count: int, size: int) -> Any:
+    """The results without rows that pad a pass of `count` inputs to `size`."""
+    if size == count:
+        return results
+    return tree_map_only(Tensor, lambda tensor: tensor[:count] if len(tensor) == size else tensor, results)
 
 
 def _full_key(key: Hashable, inputs: Sequence[Tensor]) -> Hashable:
