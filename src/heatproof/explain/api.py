@@ -36,7 +36,7 @@ from heatproof.registry import (
 )
 from heatproof.show import ByName
 from heatproof.timeline import span
-from heatproof.types import Images, Maps, Signed, Targets, Trace, size_of
+from heatproof.types import Images, Maps, Signed, Targets, Trace, extremes, size_of, spatial_dims
 
 AT_LAYER = {"activations", "gradients"}
 Layers = str | nn.Module | Sequence[str | nn.Module] | None
@@ -69,8 +69,8 @@ def dead_layers(calls: Sequence[MethodCall], trace: Trace) -> list[Tensor | None
     """By method "b" bool: images in which every channel of the layers it reads is constant over places."""
     dead = {}
     for name, layer in trace.activations.items():
-        first = layer[(slice(None), slice(None), *[slice(1)] * (layer.ndim - 2))]
-        dead[name] = (layer == first).flatten(1).all(1)
+        lowest, highest = extremes(layer, spatial_dims(layer, 2))
+        dead[name] = (lowest == highest).flatten(1).all(1)
     results: list[Tensor | None] = []
     for needs in (set(call.entry.needs) for call in calls):
         names = trace.scales if "scales" in needs else [trace.layer] if needs & AT_LAYER else []
