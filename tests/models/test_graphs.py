@@ -90,10 +90,7 @@ def test_the_size_of_a_pass_does_not_depend_on_recordings() -> None:
 def test_a_padded_pass_on_a_gpu_has_the_same_bits_with_and_without_recordings() -> None:
     images = torch.randn(21, 3, 32, 32, device="cuda")
     methods = ["smoothgrad(samples=40)", "rise(masks=300)"]
-    recorded, dropped = (
-        hp.load_model(small_cnn().eval(), device="cuda", precision="fp32", inputs_per_pass=256)
-        for _ in range(2)
-    )
+    recorded, dropped = (hp.load_model(small_cnn().eval(), device="cuda", precision="fp32") for _ in range(2))
     dropped.module.load_state_dict(recorded.module.state_dict())
     for _ in range(SEEN + 2):
         expected, result = (hp.explain(model, images, methods) for model in (recorded, dropped))

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import reference_rows as reference
 from heatproof.errors import HeatproofError
+from heatproof.models import accel, model
 from heatproof.registry import Explainer, Metric, explainers, metrics, parse_call
 from heatproof.run.config import read_metrics
 
@@ -37,6 +41,32 @@ def test_same_bits(actual: reference.Rows) -> None:
 
 def test_near_everywhere(actual: reference.Rows) -> None:
     assert reference.strays(EXPECTED, actual) == []
+
+
+def test_same_bits_if_gpu_memory_runs_out_at_the_end_of_every_part(
+    actual: reference.Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each part is computed again at its size, so nothing that its first attempt left behind may count."""
+    in_parts, failures = accel.in_parts, 0
+
+    def short(device: torch.device, name: str, count: int, work: Any, *options: Any) -> Any:
+        failed = set[int]()
+
+        def fails_once(start: int, stop: int) -> Any:
+            nonlocal failures
+            result = work(start, stop)
+            if start not in failed:
+                failed.add(start)
+                failures += 1
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return result
+
+        return in_parts(torch.device("cuda"), name, count, fails_once, *options)
+
+    monkeypatch.setattr(model, "in_parts", short)
+    monkeypatch.setattr(accel, "release_memory", lambda _device: None)
+    rows = reference.compute(tmp_path)
+    assert {key: row for key, row in rows.items() if row != actual[key]} == {} and failures > 1000
 
 
 def test_every_method_and_every_metric_of_a_run_is_in_it() -> None:
