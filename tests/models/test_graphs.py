@@ -72,18 +72,27 @@ def test_a_pass_is_recorded_when_it_comes_again_and_smaller_batches_are_padded()
 def test_the_size_of_a_pass_does_not_depend_on_recordings() -> None:
     """They are dropped if memory is short, and rows must keep their bits."""
     graphs, sizes = Graphs(Rerun), list[int]()
-    fails = lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA out of memory"))  # noqa: E731
+
+    def runs_out_of_memory(*_: object) -> None:
+        try:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        finally:  # as when the recording is ended
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    def waits_for_the_gpu(*_: object) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
 
     def negative(x: Tensor) -> Tensor:
         sizes.append(len(x))
         return -x
 
-    for record in (Rerun, fails):
+    for record in (Rerun, runs_out_of_memory, waits_for_the_gpu):
+        assert not graphs.reason
         graphs.record = record
         for turn in range(SEEN + 2):
             few = torch.randn(5, 2) + turn
             assert torch.equal(graphs.run(record, negative, [few], padded_size(5, 60)), -few)
-    assert set(sizes) == {8} and not graphs.reason and not graphs.recordings
+    assert set(sizes) == {8} and "not permitted" in graphs.reason and not graphs.recordings
 
 
 @needs_cuda

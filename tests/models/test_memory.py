@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import heatproof as hp
 from conftest import needs_cuda, small_cnn
 from heatproof.errors import InputError
-from heatproof.models import accel
-from heatproof.models.accel import in_parts, limited_memory
+from heatproof.models import accel, default_layer
+from heatproof.models.accel import Accelerator, in_parts, limited_memory
+from heatproof.models.derived import copy_of
 from heatproof.store import RunFolder
 
 GIB = 2**30
@@ -72,6 +75,51 @@ def test_on_a_gpu_a_part_is_tried_again_at_its_size_before_it_is_halved(
     work = Short(5)
     assert [size for _, size in in_parts(gpu, "too short", 8, work, shrunk=shrunk.append)] == [4, 4]
     assert work.sizes == [8, 8, 4, 4] and shrunk == [4] and "does not hold a pass of 8 images" in caplog.text
+
+
+class Once(nn.Module):
+    """A network with a pass, or a copy, that fails for lack of memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 2)
+        self.left = -1  # passes or copies until the one that fails
+
+    def count(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.count()
+        return self.head(self.norm(self.conv(images)).relu().mean((2, 3)))
+
+    def __deepcopy__(self, memo: object) -> Once:
+        self.count()
+        return self
+
+
+CHOICES: dict[str, Callable[[hp.Model, Tensor], object]] = {
+    "layer": default_layer,
+    "folding": lambda model, image: len(Accelerator(model).folding(image).parts),
+    "copy": lambda model, _image: copy_of(model).name,
+}
+
+
+@pytest.mark.parametrize(
+    ("choice", "attempt", "expected"),
+    [("layer", 1, "norm+relu"), ("folding", 1, 2), ("folding", 2, 2), ("copy", 1, "Once")],
+)
+def test_nothing_is_chosen_by_a_pass_that_ran_out_of_memory(
+    choice: str, attempt: int, expected: object
+) -> None:
+    net = Once().eval()
+    model, image = hp.load_model(net), torch.randn(1, 3, 8, 8)
+    model.logits(image)
+    net.left = attempt
+    with pytest.raises(torch.OutOfMemoryError):
+        CHOICES[choice](model, image)
+    assert CHOICES[choice](model, image) == expected
 
 
 def test_other_errors_are_raised_at_once() -> None:

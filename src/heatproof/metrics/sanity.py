@@ -389,13 +389,10 @@ def _shifted_copy(model: Model, images: Tensor, shift: float) -> Model:
     first = next(part for part in reversed(parts) if not any(part.children()))
     outputs: list[Any] = []
     responses: list[Any] = []
-    handle = first.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
-    try:
+    with first.register_forward_hook(lambda _module, _inputs, output: outputs.append(output)):
         for value in (0.0, shift):
             twin.logits(torch.full_like(images[:1], value))
             responses.append(outputs[-1])  # a pass that ran out of memory is repeated
-    finally:
-        handle.remove()
     if all(isinstance(response, Tensor) for response in responses):
         response = responses[1] - responses[0]
         first.register_forward_hook(lambda _module, _inputs, output: output - response)

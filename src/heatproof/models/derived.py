@@ -24,7 +24,7 @@ from heatproof.models.capture import at_layers, capture, replace_first
 from heatproof.models.heads import Multilabel, Undetermined
 from heatproof.models.layers import first_tensor, layout_of
 from heatproof.models.model import Model
-from heatproof.models.running import frozen_eval, watched
+from heatproof.models.running import frozen_eval, is_out_of_memory, watched
 
 MOST_BYTES = 2**30  # of random weights that a twin caches
 
@@ -34,6 +34,8 @@ def copy_of(model: Model) -> Model:
     try:
         copied = copy.deepcopy(model)
     except (RuntimeError, TypeError) as error:
+        if is_out_of_memory(error):
+            raise
         raise ModelError(
             f"{model.name} cannot be copied ({first_line(error)}), and a copy is needed"
         ) from error

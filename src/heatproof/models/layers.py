@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from heatproof.errors import LayerError, UnknownNameError
 from heatproof.models.dense_heads import Segmentation
 from heatproof.models.model import CONVOLUTIONS, Model, first_convolution
-from heatproof.models.running import FunctionsWatched, at_least_float, frozen_eval, watched
+from heatproof.models.running import FunctionsWatched, at_least_float, frozen_eval, is_out_of_memory, watched
 from heatproof.types import size_of
 
 KNOWN: dict[str, Any] = tomllib.loads(Path(__file__).with_name("families.toml").read_text())
@@ -189,8 +189,10 @@ def default_layer(model: Model, images: Tensor | None = None) -> str | None:
         image = (model.preprocess.blank if images is None else images)[:1]
         try:
             model.facts.activated_layer = _step_behind(model, image, guess)
-        except (RuntimeError, ValueError, AssertionError):  # wrong image size: the pass itself raises
-            return guess
+        except (RuntimeError, ValueError, AssertionError) as error:
+            if is_out_of_memory(error):
+                raise
+            return guess  # wrong image size: the pass itself raises
     return model.facts.activated_layer
 
 

@@ -104,9 +104,11 @@ def memory_format(images: Tensor) -> torch.memory_format:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, also if another error followed, as at the end of a CUDA graph's recording."""
     text = str(error).lower()
     known = ("can't allocate memory", "status_alloc_failed", "cuda error: out of memory")
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(part in text for part in known)
+    is_short = isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(part in text for part in known)
+    return is_short or (error.__context__ is not None and is_out_of_memory(error.__context__))
 
 
 @contextmanager

@@ -488,8 +488,8 @@ class Graphs:
     place; everything else that it cannot see is part of its key: where the weights lie, the modules, their
     attributes and modes, torch's settings. (A list that a network keeps and other code changes in place is
     not seen.) Networks with hooks run Python code of their own and are never recorded. A pass that cannot be
-    recorded (it reads a number from the GPU on the way) runs as before, and `reason` is the cause. A Model
-    stores its last few recordings; all share one memory pool, with a limit.
+    recorded (it reads a number from the GPU on the way) runs kernel by kernel at the same size, and `reason`
+    is the cause. A Model stores its last few recordings; all share one memory pool, with a limit.
     """
 
     def __init__(self, record: Callable[..., Any] = Recording) -> None:
@@ -540,8 +540,6 @@ class Graphs:
         """
         count = len(inputs[0])
         interrupts.check()
-        if self.reason:
-            return function(*inputs)
         key, size = _full_key(key, inputs), size or count
         if request is not None:
             self.requests[request] = key, size
@@ -555,9 +553,11 @@ class Graphs:
         padded = [
             torch.cat([tensor, tensor[: size - count]]) if size > count else tensor for tensor in inputs
         ]
+        if len(self.seen) > 64 * MOST:
+            self.seen.clear()
         self.seen[key, size] += 1
         # Recording costs several passes, so a shape must occur repeatedly before it pays.
-        if self.seen[key, size] <= SEEN:
+        if self.reason or self.seen[key, size] <= SEEN:
             return _first_rows(function(*padded), count, size)
         recording, is_short = None, False
         try:
@@ -577,8 +577,6 @@ class Graphs:
         self.recordings[key, size] = recording
         while len(self.recordings) > MOST:
             self.recordings.popitem(last=False)
-        if len(self.seen) > 64 * MOST:
-            self.seen.clear()
         return _copied_results(recording, inputs, size)
 
 

@@ -231,8 +231,10 @@ class Folding:
             if fuse:
                 tried.steps = [step for step in tried.steps if step.ran_fused]
                 fine = fine and agree(model, plain, tried._logits(model, image))
-        except RuntimeError:  # cuDNN has no such kernel, or the network modifies a tensor before it is read
-            fine = False
+        except RuntimeError as error:
+            if running.is_out_of_memory(error):
+                raise
+            fine = False  # cuDNN has no such kernel, or the network modifies a tensor before it is read
         return tried if fine else Folding()
 
     @property
