@@ -218,12 +218,14 @@ class Model:
     def logits(self, images: Tensor) -> Tensor:
         """Logits "b k" in evaluation mode; modes and flags of the module are restored."""
         with frozen_eval(self.module):
+            return self._logits(images)
 
-            def work(start: int, stop: int) -> Tensor:
-                return self.forward(self.ready(images[start:stop]))
+    def _logits(self, images: Tensor) -> Tensor:
+        def work(start: int, stop: int) -> Tensor:
+            return self.forward(self.ready(images[start:stop]))
 
-            parts = [logits for logits, _ in in_parts(self.device, self.name, len(images), work)]
-            return parts[0] if len(parts) == 1 else torch.cat(parts)
+        parts = [logits for logits, _ in in_parts(self.device, self.name, len(images), work)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def input_gradient(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Gradient "b c h w" of each target's logit and the "b k" logits; one forward, one backward."""
@@ -240,7 +242,7 @@ class Model:
         """Raise InputError if two passes differ by 0.1 % of the largest output, 5 % in half precision."""
         # Around both passes: each exit restores the random state, which would hide the difference.
         with frozen_eval(self.module):
-            first, second = (self.forward(self.ready(images)) for _ in range(2))
+            first, second = (self._logits(images) for _ in range(2))
         half = self.precision == "bf16" or self.dtype in (torch.float16, torch.bfloat16)
         tolerance = (5e-2 if half else 1e-3) * float(first.nan_to_num(0, 0, 0).abs().max())
         same_shape = first.shape == second.shape
