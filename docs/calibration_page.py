@@ -78,9 +78,9 @@ def draw(values: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
 
 def tables(values: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, str]:
     known = calibration()
-    lots = {**known["rates_by_lot"], "all that chose nothing": known["rates"], UNSEEN: unseen()}
+    groups = {**known["rates_by_group"], "all that chose nothing": known["rates"], UNSEEN: unseen()}
     lines = ["| pairs | networks | false alarm | miss | undecided |", "|---|---|---|---|---|"]
-    for group, rates in lots.items():
+    for group, rates in groups.items():
         lines.append(f"| {group} | {rates['networks']} | {' | '.join(shares(rates))} |")
     tests = ["| test | area under the curve | methods that follow | controls |", "|---|---|---|---|"]
     for test in sorted(values, key=lambda t: -area(values[t])):
@@ -105,7 +105,7 @@ def tables(values: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, str]:
     ]
     named = {"rates": lines, "tests": tests, "controls": controls, "pairs": pairs}
     summaries = ["| held against | networks | false alarm | miss | undecided |", "|---|---|---|---|---|"]
-    for name, rates in known["rates_by_other_shadows"].items():
+    for name, rates in known["rates_by_other_summaries"].items():
         summaries.append(
             f"| the {name} of its untrained maps | {rates['networks']} | {' | '.join(shares(rates))} |"
         )
@@ -119,7 +119,7 @@ def tables(values: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, str]:
 def unseen() -> dict[str, Any]:
     """The rates of the other half, without pairs that were looked at before the rule was made."""
     known = {row["pair"] for row in rows("looked_at.csv")}
-    left = [row for row in rows("judged.csv") if row["lot"] == OTHER and pair_of(row) not in known]
+    left = [row for row in rows("judged.csv") if row["group"] == OTHER and pair_of(row) not in known]
     methods, controls = ([r for r in left if r["control"] == flag] for flag in ("False", "True"))
     following = [row for row in methods if float(row["contrast_low"]) > 0.5]
     counted = {

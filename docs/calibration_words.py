@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import csv
+import sys
 from pathlib import Path
 from typing import Any
 
 from heatproof.verdict.answers import CUES, MISSED, rate_text
 from heatproof.verdict.follow import ENOUGH, calibration
-from research.calibration.sequential import AUDIT
-from research.calibration.thresholds import CHOSE, OTHER, SINCE
-from research.evidence.plan import PUBLISH
 
 HERE = Path(__file__).parent / "results"
+sys.path.insert(0, str(HERE.parents[1]))
+
+from research.calibration.sequential import AUDIT  # noqa: E402
+from research.calibration.thresholds import CHOSE, OTHER, SINCE  # noqa: E402
+from research.evidence.plan import PUBLISH  # noqa: E402
+
 NETWORK = ("data", "network", "token", "strength", "seed", "network_of_pair")
 KINDS = ("false_alarm", "miss", "undecided")
 UNSEEN = "other half, never looked at"
@@ -39,7 +43,7 @@ def sentences() -> dict[str, str]:
 
 def summary() -> str:
     known = calibration()
-    pairs = {name: rates["networks"] // 2 for name, rates in known["rates_by_lot"].items()}
+    pairs = {name: rates["networks"] // 2 for name, rates in known["rates_by_group"].items()}
     total, small = known["population"]["pairs"], {row["pair"] for row in rows("looked_at.csv")}
     return (
         f"**{total} pairs of networks ({2 * total} networks); 30 pairs were wanted.** The rule's three "
@@ -47,9 +51,9 @@ def summary() -> str:
         f"chosen on {pairs[CHOSE]} of them (*{CHOSE}*), every other one by name of the first "
         f"{pairs[CHOSE] + pairs[OTHER]}. The {pairs[OTHER]} pairs of the *{OTHER}* and the {pairs[SINCE]} "
         f"that were *{SINCE}*, with other seeds, chose none of these, and the rule was not changed after "
-        "them. The form of the rule (two shadows, log-odds, the choice of baseline, nobody judged where no "
-        f"map stands out) was found before, on earlier pairs of the same kinds; and {len(small)} of the "
-        "first pairs had been looked at when the mean became a candidate. Without these the other half is "
+        "them. The form of the rule (two kinds of control maps, log-odds, the baseline, no answer if no map "
+        f"stands out) was found before, on earlier pairs of the same kinds; and {len(small)} of the first "
+        "pairs had been looked at when the mean became a candidate. Without these the other half is "
         f"the line *{UNSEEN}*."
     )
 
@@ -131,7 +135,7 @@ def aims() -> str:
 def why() -> str:
     networks: dict[tuple[str, ...], list[Row]] = {}
     for row in rows("judged.csv"):
-        if row["lot"] == OTHER and row["control"] == "False":
+        if row["group"] == OTHER and row["control"] == "False":
             networks.setdefault(tuple(row[key] for key in NETWORK), []).append(row)
     few = sum(max(int(row["n"]) for row in own) < ENOUGH for own in networks.values())
     silent = sum({row["answer"] for row in own} == {"undecided"} for own in networks.values())

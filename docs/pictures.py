@@ -236,12 +236,12 @@ def specificity() -> Image.Image:
     scores = hp.metrics.specificity(maps, model=network(), images=images)
     tiles = []
     for method, method_maps in maps.items():
-        shadows = [maps_untrained(maps, network(), images, draw)[method] for draw in (0, 1)]
+        untrained = [maps_untrained(maps, network(), images, draw)[method] for draw in (0, 1)]
         turned = replace(method_maps, values=method_maps.values.flip(-1, -2))
         weights, place = (float(scores[method][part]) for part in ("weights", "place"))
         captions = [(method, ""), ("an untrained network's", f"own {weights:+.2f} above the best of 3"),
                 ("another one's", ""), ("turned", f"own {place:+.2f} above it")]  # fmt: skip
-        for heat, words in zip((method_maps, *shadows, turned), captions, strict=True):
+        for heat, words in zip((method_maps, *untrained, turned), captions, strict=True):
             tiles.append(Tile(overlay(picture, heat.upsample()[0]), *words))
     return panel(tiles, columns=4)
 

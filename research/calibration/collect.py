@@ -47,7 +47,7 @@ CONTROLS = (
     *FLOORS,
 )  # fmt: skip
 IMAGES = 100
-TWIN, STRANGER = 50, 1000  # seeds of untrained networks that are no shadow: the twin's, the controls'
+TWIN, STRANGER = 50, 1000  # seeds of untrained networks other than the metric's: the twin's, the controls'
 NOISE = 2 / 255  # of the fragility test
 TRAINED = {"resnet20", "resnet56"}  # networks that know their classes already
 
@@ -149,8 +149,8 @@ def all_maps(
 ) -> dict[str, Maps]:
     """Maps of every method and control for one network, rounded as a run stores them.
 
-    stranger: seed of the untrained network whose maps are controls; another one for every shadow, or they
-    would be their own shadows.
+    stranger: seed of the untrained network whose maps are controls; another one than those of the metric's
+    control maps, or they would equal them.
     """
     made = explain(model, images, [*methods, *FLOORS], positive, seed=seed)
     scores = all_logits(model, images)

@@ -41,9 +41,9 @@ from research.calibration.population import GENERATED, SIDES
 
 INFORMATIVE, YES, NO = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3), (0.0, 0.1, 0.2), (0.0, 0.05, 0.1)
 SUMMARIES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "largest": lambda shadows: shadows.max(0),
-    "median": lambda shadows: np.median(shadows, 0),
-    "mean": lambda shadows: shadows.mean(0),
+    "largest": lambda controls: controls.max(0),
+    "median": lambda controls: np.median(controls, 0),
+    "mean": lambda controls: controls.mean(0),
 }
 CHOSEN_FROM = ("largest", "mean")
 NUMBERS = ("strength", "contrast_auc", "contrast_low", "contrast_high", "weights", "place")
@@ -96,39 +96,39 @@ class Calibration:
 
     rule: FollowRule
     judged: Mapping[str, Sequence[JudgedRow]]
-    measured: Sequence[Member]  # held against the shadow
-    shadow: str = ""  # the summary of a map's untrained maps that was chosen; "" where none could be
-    candidates: Mapping[str, tuple[FollowRule, Rates]] = field(default_factory=dict)  # by shadow
+    measured: Sequence[Member]  # compared with this summary
+    summary: str = ""  # the summary of a map's untrained maps that was chosen; "" where none could be
+    candidates: Mapping[str, tuple[FollowRule, Rates]] = field(default_factory=dict)  # by summary
 
-    def rates(self, *lots: str) -> Rates:
-        return rates_of([row for name in lots for row in self.judged[name]])
+    def rates(self, *groups: str) -> Rates:
+        return rates_of([row for name in groups for row in self.judged[name]])
 
     @property
     def clean(self) -> list[str]:
-        """The lots that chose nothing, on which the published rates are counted."""
+        """The groups that chose nothing, on which the published rates are counted."""
         return [name for name in self.judged if name != CHOSE]
 
     def rows(self) -> Iterator[dict[str, Any]]:
         for name, rows in self.judged.items():
             for row in rows:
-                yield {"lot": name, **row}
+                yield {"group": name, **row}
 
     def as_json(self, before: Mapping[str, Any]) -> dict[str, Any]:
         """The content of rates.json. before: the one in the package, which chose the rule of later pairs."""
-        rows, clean = list(self.rows()), [row for row in self.rows() if row["lot"] in self.clean]
+        rows, clean = list(self.rows()), [row for row in self.rows() if row["group"] in self.clean]
         kinds = {key: sorted({row[key] for row in rows}) for key in ("data", "network", "token")}
         pairs = {tuple(row[key] for key in NETWORK[:-1]) for row in rows}
         named = list(dict.fromkeys(row["method"] for row in rows if not row["control"]))
         if SINCE in self.judged:
-            made = {key: before[key] for key in ("candidates", "rates_by_other_shadows", "tests")}
+            made = {key: before[key] for key in ("candidates", "rates_by_other_summaries", "tests")}
         else:
-            others = by_other_shadows(self.measured, self.rule)
+            others = by_other_summaries(self.measured, self.rule)
             made = {
                 "candidates": {
                     name: {"rule": asdict(rule), "rates": asdict(candidate)}
                     for name, (rule, candidate) in self.candidates.items()
                 },
-                "rates_by_other_shadows": {name: asdict(outcome) for name, outcome in others.items()},
+                "rates_by_other_summaries": {name: asdict(outcome) for name, outcome in others.items()},
                 "tests": {
                     test: {"auc": round(auc, 4)} for test, (auc, *_) in separation(self.measured).items()
                 },
@@ -140,10 +140,10 @@ class Calibration:
             for kind, name in by_kind.items()
         }
         return {
-            "schema": 1, "made_by": command, "rule": asdict(self.rule), "shadow": self.shadow,
+            "schema": 1, "made_by": command, "rule": asdict(self.rule), "summary": self.summary,
             "rates": asdict(self.rates(*self.clean)) | {"false_alarm_by_kind": alarms},
             "rates_alone": rates_alone(clean, self.rule),
-            "rates_by_lot": {name: asdict(self.rates(name)) for name in self.judged},
+            "rates_by_group": {name: asdict(self.rates(name)) for name in self.judged},
             "population": {"pairs": len(pairs), **kinds}, **made, "network": before.get("network", {}),
         }  # fmt: skip
 
@@ -199,14 +199,14 @@ def joined(members: Sequence[Member]) -> bytes:
 
 
 def read_judged(path: Path) -> dict[str, list[JudgedRow]]:
-    """Rows of judged.csv by lot."""
-    lots: dict[str, list[JudgedRow]] = {}
+    """Rows of judged.csv by group."""
+    groups: dict[str, list[JudgedRow]] = {}
     with path.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
-            lot, numbers = row.pop("lot"), {key: float(row[key] or "nan") for key in NUMBERS}
+            group, numbers = row.pop("group"), {key: float(row[key] or "nan") for key in NUMBERS}
             whole = {"control": row["control"] == "True", "seed": int(row["seed"]), "n": int(row["n"])}
-            lots.setdefault(lot, []).append({**row, **numbers, **whole})
-    return lots
+            groups.setdefault(group, []).append({**row, **numbers, **whole})
+    return groups
 
 
 def calibrate(
@@ -215,21 +215,22 @@ def calibrate(
     """The rule chosen on one half of the pairs; with earlier rows, that of the package."""
     if earlier is None:
         candidates = choose(measured[::2])
-        shadow = min(candidates, key=lambda name: _worse(candidates[name][1]))
-        by, lots = candidates[shadow][0], {CHOSE: measured[::2], OTHER: measured[1::2]}
+        summary = min(candidates, key=lambda name: _worse(candidates[name][1]))
+        by, groups = candidates[summary][0], {CHOSE: measured[::2], OTHER: measured[1::2]}
     else:
-        candidates, shadow, by, lots = {}, calibration()["shadow"], follow_rule(), {SINCE: measured}
-    if shadow and len(_with_raw_numbers(measured)) == len(measured):
-        lots = {
-            group: [_held_against(m, SUMMARIES[shadow]) for m in members] for group, members in lots.items()
+        candidates, summary, by, groups = {}, calibration()["summary"], follow_rule(), {SINCE: measured}
+    if summary and len(_with_raw_numbers(measured)) == len(measured):
+        groups = {
+            group: [_held_against(m, SUMMARIES[summary]) for m in members]
+            for group, members in groups.items()
         }
-    judged = {name: [row for m in members for row in judged_rows(m, by)] for name, members in lots.items()}
-    held = [member for members in lots.values() for member in members]
-    return Calibration(by, {**(earlier or {}), **judged}, held, shadow, candidates)
+    judged = {name: [row for m in members for row in judged_rows(m, by)] for name, members in groups.items()}
+    held = [member for members in groups.values() for member in members]
+    return Calibration(by, {**(earlier or {}), **judged}, held, summary, candidates)
 
 
 def choose(chosen_on: Sequence[Member]) -> dict[str, tuple[FollowRule, Rates]]:
-    """By shadow, where members kept the numbers to tell them apart: the rule on the grid that does best."""
+    """By summary, where members kept the numbers to tell them apart: the rule on the grid that does best."""
     against: dict[str, Sequence[Member]] = {"": chosen_on}
     if len(_with_raw_numbers(chosen_on)) == len(chosen_on):
         against = {name: [_held_against(m, SUMMARIES[name]) for m in chosen_on] for name in CHOSEN_FROM}
@@ -302,7 +303,7 @@ def judged_rows(member: Member, rule: FollowRule) -> Iterator[dict[str, Any]]:
             }  # fmt: skip
 
 
-def by_other_shadows(measured: Sequence[Member], rule: FollowRule) -> dict[str, Rates]:
+def by_other_summaries(measured: Sequence[Member], rule: FollowRule) -> dict[str, Rates]:
     """What this rule's rates were with a map held against each summary of its untrained maps.
 
     Of members that kept the raw numbers; none for those that did not.
@@ -315,9 +316,9 @@ def by_other_shadows(measured: Sequence[Member], rule: FollowRule) -> dict[str, 
 def _held_against(member: Member, summary: Callable[[np.ndarray], np.ndarray]) -> Member:
     def again(values: Mapping[str, Any]) -> dict[str, Any]:
         now = np.array(values["specificity_weights"], float)
-        shadows = np.array([values[key] for key in values if key.startswith("gain_untrained_")], float)
-        other = np.array(values["gain"], float) - summary(shadows)
-        unmoved = not np.nan_to_num(now).any()  # maps that are their own shadows stay so
+        controls = np.array([values[key] for key in values if key.startswith("gain_untrained_")], float)
+        other = np.array(values["gain"], float) - summary(controls)
+        unmoved = not np.nan_to_num(now).any()  # equal to its control maps
         return {**values, "specificity_weights": now if unmoved else np.where(np.isnan(now), np.nan, other)}
 
     tests = {network: {m: again(f) for m, f in of.items()} for network, of in member["tests"].items()}
@@ -335,7 +336,7 @@ def separation(measured: Sequence[Member]) -> dict[str, tuple[float, int, int]]:
                     for test, values in numbers.items():
                         by_test.setdefault(test, ([], []))[control].append(_mean(np.array(values, float)))
     usable = {
-        t: tuple([v for v in group if not np.isnan(v)] for group in lots) for t, lots in by_test.items()
+        t: tuple([v for v in group if not np.isnan(v)] for group in groups) for t, groups in by_test.items()
     }
     return {t: (float(wins(a, b).mean()), len(a), len(b)) for t, (a, b) in usable.items() if a and b}
 

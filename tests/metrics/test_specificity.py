@@ -1,4 +1,4 @@
-"""Maps against their own shadows: a slow twin, a network whose evidence is known, maps that know nothing."""
+"""Maps against their control maps: a slow twin, a network whose evidence is known, maps that know nothing."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_it_equals_its_slow_twin(images: Tensor) -> None:
     result = specificity(maps, model=model, images=images, draws=2, steps=steps, seed=3)
     kinds = [baseline_images(model, images, kind, 3) for kind in ("blur", "mean", "noise", "black")]
     targets = maps["gradcam"].explained
-    shadows = [
+    controls = [
         hp.explain(untrained_copy(model, images, seed), images, list(maps), targets, seed=3)
         for seed in (3, 4)
     ]
@@ -88,7 +88,7 @@ def test_it_equals_its_slow_twin(images: Tensor) -> None:
         painted = min((kind[i] for kind in kinds), key=lambda image: log_odds(image, target))
         fall = log_odds(picture, target) - log_odds(painted, target)
         for method in maps:
-            own, *others = (maps_of[method].upsample()[i].double().numpy() for maps_of in (maps, *shadows))
+            own, *others = (maps_of[method].upsample()[i].double().numpy() for maps_of in (maps, *controls))
             mine, turned, *theirs = (
                 (walk(painted, picture, pixels, target) - walk(picture, painted, pixels, target)) / fall
                 for pixels in (own, own[::-1, ::-1], *others)
@@ -99,7 +99,7 @@ def test_it_equals_its_slow_twin(images: Tensor) -> None:
 
 @given(seed=st.integers(0, 1000), batch_size=st.integers(1, 9))
 @settings(max_examples=8, deadline=None)
-def test_maps_that_ignore_the_network_are_exactly_their_shadows(seed: int, batch_size: int) -> None:
+def test_maps_that_ignore_the_network_are_exactly_their_control_maps(seed: int, batch_size: int) -> None:
     pictures = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(seed))
     model = hp.load_model(sure_cnn())
     maps = hp.explain(model, pictures, ["edges", "centre", "random"], seed=seed)
@@ -125,22 +125,22 @@ def test_maps_that_ignore_the_network_are_exactly_their_shadows(seed: int, batch
 
 
 def test_rounding_is_no_knowledge(images: Tensor) -> None:
-    """What a store does to maps must be done to their shadows: without it, `centre` differs from itself."""
+    """Control maps are rounded as stored maps are: without it, `centre` differs from itself."""
     maps = {"centre": as_stored(hp.explain(sure_cnn(), images, "centre")["centre"])}
     apart = specificity(maps, model=sure_cnn(), images=images)["centre"]["weights"]
     alike = specificity(maps, model=sure_cnn(), images=images, then=as_stored)["centre"]["weights"]
     assert (apart != 0).any() and (alike == 0).all()
 
 
-def test_a_shadow_that_is_the_map_costs_no_pass(images: Tensor) -> None:
+def test_a_control_map_that_is_the_map_costs_no_pass(images: Tensor) -> None:
     net, steps = sure_cnn(), 5
     model = hp.load_model(net)
     maps = hp.explain(model, images, ["edges"])
     other = {"edges": replace(maps["edges"], values=maps["edges"].values.flip(-1))}
     inputs = []
-    for shadow in (maps, other):
+    for control in (maps, other):
         with counting(net) as passes:
-            gains(maps, [shadow] * 3, model=model, images=images, steps=steps)
+            gains(maps, [control] * 3, model=model, images=images, steps=steps)
         inputs.append(sum(passes.batches))
     assert inputs[1] - inputs[0] == 3 * 2 * len(images) * (steps - 1)
 
@@ -217,18 +217,20 @@ def patches(count: int) -> tuple[Tensor, Tensor, Tensor]:
     return pictures, near, labels
 
 
-def test_true_evidence_beats_its_shadows_and_its_turned_self_does_not() -> None:
+def test_true_evidence_beats_its_control_maps_and_its_turned_self_does_not() -> None:
     pictures, near, labels = patches(12)
     model = hp.load_model(Colours(least=BRIGHT - 3).eval())  # hardly any noise is as bright
     assert (model.logits(pictures).argmax(1) == labels).all()
     truth = Maps("truth", near, (SIDE, SIDE), labels, tuple(map(str, range(12))))
     turned = replace(truth, values=near.flip(-1, -2))
-    shadows = [
+    controls = [
         hp.explain(untrained_copy(model, pictures, seed), pictures, "gradcam", labels)["gradcam"]
         for seed in range(3)
     ]
     maps = {"truth": truth, "turned": turned}
-    measured = gains(maps, [dict.fromkeys(maps, shadow) for shadow in shadows], model=model, images=pictures)
+    measured = gains(
+        maps, [dict.fromkeys(maps, control) for control in controls], model=model, images=pictures
+    )
     results = {name: gain.scores for name, gain in measured.items()}
     for part, least in zip(PARTS, (-0.01, 0.5), strict=True):  # random weights may find the patch too
         assert (results["truth"][part] > least).all() and results["truth"][part].mean() > 0.05

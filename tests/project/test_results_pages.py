@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import csv
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from claims import RESULTS, ROOT, Page, Rows
@@ -149,3 +152,9 @@ def test_files_of_measurements_can_be_read() -> None:
         with path.open(newline="", encoding="utf-8") as file:
             rows = list(csv.reader(file))
         assert len(rows) > 1 and len({len(row) for row in rows}) == 1, path
+
+
+def test_programs_that_write_pages_start_in_any_folder(tmp_path: Path) -> None:
+    """The tests' own import path contains the folder of `research`, which that of a program does not."""
+    code = f"import sys; sys.path.insert(0, {str(ROOT / 'docs')!r}); import calibration_page, results_pages"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True)

@@ -32,7 +32,7 @@ from research.calibration.thresholds import (
     SINCE,
     SUMMARIES,
     Share,
-    by_other_shadows,
+    by_other_summaries,
     calibrate,
     is_gradient,
     made_by,
@@ -101,34 +101,36 @@ def test_pairs_measured_since_choose_nothing_and_are_counted_apart(tmp_path: Pat
     )
     assert made["rates"]["networks"] == 2 * (2 + 3) and made["population"]["pairs"] == 7
     assert made["rates"]["miss"]["n"] == sum(
-        made["rates_by_lot"][group]["miss"]["n"] for group in judged.clean
+        made["rates_by_group"][group]["miss"]["n"] for group in judged.clean
     )
     by_kind = made["rates"]["false_alarm_by_kind"]
     assert by_kind["class activation maps"]["n"] == 2 * 10 and by_kind["input gradients"]["n"] == 0
-    assert {row["lot"] for row in judged.rows()} == {CHOSE, OTHER, SINCE}
+    assert {row["group"] for row in judged.rows()} == {CHOSE, OTHER, SINCE}
 
 
 def test_raw_numbers_give_the_same_rates_and_those_of_other_summaries() -> None:
     measured = [member(seed) for seed in range(4)]
     rule = calibrate(measured).rule
-    assert by_other_shadows(measured, rule) == {}  # they kept no raw numbers
+    assert by_other_summaries(measured, rule) == {}  # they kept no raw numbers
     for measurement in measured:
         for tests in measurement["tests"].values():
             for values in tests.values():
                 weights = np.array(values["specificity_weights"])
                 values["gain"] = weights.tolist()
                 values |= {"gain_untrained_0": [0.0] * 60, "gain_untrained_1": [-9.0] * 60}
-    values = by_other_shadows(measured, rule)
+    values = by_other_summaries(measured, rule)
     assert values["largest"] == rates(measured, rule) and values["largest"].miss.share == 0
-    assert values["mean"].miss.share > values["largest"].miss.share  # lower shadows are passed more easily
-    assert calibrate(measured).shadow == "largest"  # by which no control is missed
+    assert (
+        values["mean"].miss.share > values["largest"].miss.share
+    )  # lower control maps are passed more easily
+    assert calibrate(measured).summary == "largest"  # by which no control is missed
 
 
 def test_the_rule_in_the_package_holds_maps_against_what_the_metric_does() -> None:
     own, untrained = torch.tensor([1.0]), torch.tensor([[0.5], [0.2], [0.2]])
     scores = Gains(own, own, untrained, own, []).scores["weights"]
     summaries = {name: float(own[0]) - float(of(untrained.numpy())[0]) for name, of in SUMMARIES.items()}
-    assert float(scores[0]) == pytest.approx(summaries[calibration()["shadow"]])
+    assert float(scores[0]) == pytest.approx(summaries[calibration()["summary"]])
 
 
 @pytest.mark.parametrize(("count", "n"), [(0, 20), (3, 50), (20, 20)])
@@ -201,7 +203,7 @@ def test_what_is_measured_is_not_measured_again_and_the_order_is_by_cost(tmp_pat
 
 
 def test_what_is_collected_is_what_a_run_measures() -> None:
-    """The same shadows, rounded alike; and the raw numbers give the ones that vote."""
+    """The same control maps, rounded alike; and the raw numbers give the ones that vote."""
     model = network()
     pair = make_pair(model, *model_ready(model), TAG, positive=1, lr=3e-3)
     methods = ("gradcam", "smoothgrad(samples=2)", "random")
@@ -218,13 +220,16 @@ def test_what_is_collected_is_what_a_run_measures() -> None:
             for kind in ("weights", "place"):
                 expected = scores[kind].numpy()
                 np.testing.assert_allclose(mine[f"specificity_{kind}"], expected, atol=2e-4)
-            shadows = np.mean([mine[f"gain_untrained_{i}"] for i in range(3)], axis=0)
+            controls = np.mean([mine[f"gain_untrained_{i}"] for i in range(3)], axis=0)
             known = np.isfinite(mine["specificity_weights"])
             np.testing.assert_allclose(
-                (mine["gain"] - shadows)[known], mine["specificity_weights"][known], atol=3e-4
+                (mine["gain"] - controls)[known], mine["specificity_weights"][known], atol=3e-4
             )
     assert collected["contrast"]["gradcam"]["low"] > 0.5 and collected["contrast"]["edges"]["auc"] == 0.5
-    for control in ("untrained network", "untrained gradient"):  # drawn anew, or they were their own shadows
+    for control in (
+        "untrained network",
+        "untrained gradient",
+    ):  # drawn anew, or they would equal their control maps
         assert any(collected["tests"]["A"][control]["specificity_weights"])
 
 
@@ -247,7 +252,7 @@ def test_the_published_rates_follow_from_the_published_rows() -> None:
     """Counted again from judged.csv, on the pairs that chose nothing."""
     with (RESULTS / "calibration" / "judged.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    held = [row for row in rows if row["lot"] != CHOSE]
+    held = [row for row in rows if row["group"] != CHOSE]
     methods = [row for row in held if row["control"] == "False"]
     following = [row for row in methods if float(row["contrast_low"]) > 0.5]
     controls = [row for row in held if row["control"] == "True"]
@@ -287,4 +292,4 @@ def test_the_table_of_the_sequential_test_follows_from_the_published_members() -
     (published,) = (row for row in rows if row["pairs"] == f"small ones ({len(small)})")
     counted = count(small, rule(), AUDIT_LOOKS, draws=2).row()
     assert counted == [*published.values()][4:]
-    assert len(measured) == calibration()["rates_by_lot"][SINCE]["networks"] / 2
+    assert len(measured) == calibration()["rates_by_group"][SINCE]["networks"] / 2

@@ -45,7 +45,7 @@ def heatproof(*arguments: object) -> Result:
 
 
 def scores(level: Mapping[str, float] | float = 0.6) -> Values:
-    """How far maps lie above their shadows, by method."""
+    """How far maps lie above their control maps, by method."""
 
     def values(metric: str, method: str, random: np.random.Generator) -> np.ndarray:
         own = level if isinstance(level, float) else level.get(method, 0.6)
@@ -551,8 +551,8 @@ def test_stored_maps_alone_must_stand_out_further() -> None:
 
 
 def test_the_rates_of_stored_maps_alone_are_those_of_the_published_rows() -> None:
-    lots = read_judged(ROOT / "docs/results/calibration/judged.csv")
-    rows = [row for name, own in lots.items() if name != CHOSE for row in own]
+    groups = read_judged(ROOT / "docs/results/calibration/judged.csv")
+    rows = [row for name, own in groups.items() if name != CHOSE for row in own]
     assert follow.calibration()["rates_alone"] == rates_alone(rows, follow.rule())
     page = (ROOT / "docs/bring-your-own.md").read_text(encoding="utf-8")
     miss = follow.calibration()["rates_alone"]["miss"]

@@ -70,7 +70,7 @@ SURE = 1e-6  # of a probability: log-odds stay between -13.8 and 13.8
 LEAST = 1.0  # by which painting over must lower the log-odds
 BINS = 64  # of the histogram
 Known = dict[int, Mapping[str, Maps]]  # maps by method, by the draw of the random weights
-BLANK = "the map is constant, so it has no shadow to be compared with"
+BLANK = "the map is constant, so it cannot be compared with control maps"
 STAYS = "no way of painting the picture over takes the class away, so no order of pixels can tell"
 NO_WEIGHTS = "there is no map under random weights: the network is a function, without weights"
 
