@@ -14,7 +14,7 @@ import matplotlib
 import numpy as np
 
 matplotlib.use("Agg")
-from calibration_words import HERE, UNSEEN, rows, sentences
+from calibration_words import HERE, UNSEEN, rates_by_method, rows, sentences
 from matplotlib import pyplot as plt
 
 from heatproof.metrics.results import wins
@@ -109,10 +109,19 @@ def tables(values: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, str]:
         summaries.append(
             f"| the {name} of its untrained maps | {rates['networks']} | {' | '.join(shares(rates))} |"
         )
+    methods = ["| method | false alarm | undecided |", "|---|---|---|"]
+    for method, own in rates_by_method().items():
+        methods.append(f"| {method} | {own.false_alarm.text} | {own.undecided.text} |")
     tried = rows("sequential.csv")
     looks = [f"| {' | '.join(tried[0])} |", f"|{'---|' * len(tried[0])}"]
     looks += [f"| {' | '.join(row.values())} |" for row in tried if row["looks"] in ("one look", AUDIT)]
-    named |= {"sequential": looks, "summaries": summaries, "discs": discs(), "uses": uses_table()}
+    named |= {
+        "sequential": looks,
+        "methods": methods,
+        "summaries": summaries,
+        "discs": discs(),
+        "uses": uses_table(),
+    }
     return {name: "\n".join(lines_of) for name, lines_of in named.items()}
 
 

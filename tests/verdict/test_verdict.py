@@ -243,7 +243,7 @@ def test_what_is_close_to_its_shadows_stays_undecided(tmp_path: Path) -> None:
     rule = FollowRule(informative=0.1, yes=0.5, no=0.0)
     verdict = verdict_on(tmp_path / "run", scores({"layercam": 0.3}), rule)
     near = verdict.methods[1]
-    assert near.follows == "undecided" and near.note.startswith("too close to its control maps on 100 images")
+    assert near.follows == "undecided" and near.note.startswith("too close to the control maps on 100 images")
     assert "`heatproof contrast MODEL IMAGES`" in near.note
     flat = verdict_on(tmp_path / "flat", scores(), FollowRule(informative=2.0, yes=0.1, no=0.0))
     assert len(undecided(flat)) == 1, "where no map stands out, nobody is judged"

@@ -209,7 +209,7 @@ def _would_decide(n: int, obstacles: bool, none_judged: bool, stored: bool) -> s
         )
     if none_judged:
         return f"no method is better than its control maps on this network, so none is judged: {CONTRAST}"
-    return f"too close to its control maps on {n} images: add images, or {CONTRAST}"
+    return f"too close to the control maps on {n} images: add images, or {CONTRAST}"
 
 
 def _blank(data: RunData, method: str, following: Sequence[str]) -> str:
