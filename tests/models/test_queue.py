@@ -126,6 +126,15 @@ def test_passes_of_the_fitting_size_do_not_run_out_of_memory(caplog: pytest.LogC
     assert 1 < size < 256 and "memory" not in caplog.text
 
 
+def test_on_a_gpu_passes_that_keep_activations_are_a_quarter(
+    model: hp.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hp.Model, "device", torch.device("cuda"))
+    for batch_size, expected in ((None, [256, 64]), (32, [32, 32])):
+        queue = Queue(model, (224, 224), batch_size)
+        assert [queue._next(1000, kind) for kind in ("forward", "gradients")] == expected
+
+
 def test_an_explicit_batch_size_scales_with_image_area(model: hp.Model) -> None:
     fixed = hp.Model(model.module, preprocess=model.preprocess, inputs_per_pass=64)
     height, width = fixed.preprocess.size

@@ -30,7 +30,7 @@ from heatproof.errors import InputError, ModelError, TargetError
 from heatproof.images.kinds import open_seen
 from heatproof.images.preprocess import Preprocess
 from heatproof.models import running
-from heatproof.models.accel import AccelerationState, Accelerator, in_parts
+from heatproof.models.accel import KEEPING, AccelerationState, Accelerator, in_parts
 from heatproof.models.dense_heads import Dense, as_place, check_inputs, named_head, read_first
 from heatproof.models.heads import Columns, Function, Head, LastStep, Undetermined, vectors_of
 from heatproof.models.running import ModuleState, at_least_float, frozen_eval, interrupts
@@ -440,8 +440,8 @@ class Queue:
         # Batch sizes at which memory ran out, shared by all queues of the model, so that none fails again.
         self.fits = model.facts.fits
         self.image_size, self.progress = image_size, progress
-        sizes = (batch_size or Accelerator(model).batch_size(image_size, keeps) for keeps in (False, True))
-        self.batch_size, self.gradient_batch_size = sizes
+        self.batch_size = batch_size or Accelerator(model).batch_size(image_size)
+        self.keeping = KEEPING if batch_size is None and model.device.type == "cuda" else 1
 
     def each(
         self, count: int, work: Callable[[int, int], Result], done: Callable[[Result], Any], kind: str = ""
@@ -470,7 +470,7 @@ class Queue:
         return torch.cat(results)
 
     def _most(self, kind: str) -> int:
-        size = self.gradient_batch_size if kind == "gradients" else self.batch_size
+        size = max(1, self.batch_size // self.keeping) if kind == "gradients" else self.batch_size
         return min(size, self.fits.get((kind, self.image_size), size))
 
     def _next(self, left: int, kind: str) -> int:

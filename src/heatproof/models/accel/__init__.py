@@ -60,7 +60,7 @@ KEPT_BYTES = 2**30  # of freed memory, in the process
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt
 MEMORY = "HEATPROOF_GPU_MEMORY"  # share of the free memory of a GPU that a run takes
 MEMORY_SHARE = 0.25
-KEEPING = 4  # on a GPU, inputs per forward pass divided by inputs per pass that keeps its activations
+KEEPING = 4  # on a GPU, inputs of a forward pass for each input of a pass that keeps its activations
 FITTING = 0.25  # share of the available memory for the activations of a pass; recordings and caches take more
 WAITS = (1.0, 4.0, 15.0)  # seconds before a single input is tried again, while other programs hold the memory
 MOST = 6  # recordings of a Model
@@ -93,18 +93,13 @@ class Accelerator:
         self.used: Folding | None = None  # in the passes of a job
         self.key: Hashable = None  # of the recordings of a job
 
-    def batch_size(self, image_size: tuple[int, ...], keeps_activations: bool = False) -> int:
-        """Inputs per pass: as given, scaled by the area of the images, or the usual number.
-
-        keeps_activations: for gradients at the input. Such passes need several times the memory of a forward
-        pass and occupy a GPU with fewer inputs.
-        """
+    def batch_size(self, image_size: tuple[int, ...]) -> int:
+        """Inputs per pass: as given, scaled by the area of the images, or the usual number."""
         model = self.model
         if model.inputs_per_pass is None:
-            size = usual_batch(model.device, image_size)
-        else:
-            size = round(model.inputs_per_pass * math.prod(model.preprocess.size) / math.prod(image_size))
-        return max(1, size // KEEPING if keeps_activations and model.device.type == "cuda" else size)
+            return usual_batch(model.device, image_size)
+        own = math.prod(model.preprocess.size)
+        return max(1, round(model.inputs_per_pass * own / math.prod(image_size)))
 
     def run_batch_size(self) -> int:
         """Inputs per pass for a run with images of the model's own size."""
