@@ -55,7 +55,7 @@ def _beside_bare(model: Model, count: int, repeat: int, device: str) -> list[Row
 
 
 def _growth(model: Model, count: int, repeat: int, device: str) -> list[Row]:
-    """Time with twice as many images, and with twice as many methods, over time with one lot."""
+    """Time with the images doubled, and with the methods doubled, relative to neither doubled."""
     images, maps = _inputs(2 * count, device)
     half = {"a": maps[:count]}
     walk = partial(insertion_deletion, targets=0, model=model, steps=FEW_STEPS)
@@ -66,7 +66,7 @@ def _growth(model: Model, count: int, repeat: int, device: str) -> list[Row]:
     }
     ms = side_by_side(contenders, repeat, device)
     return [
-        cost(f"insertion and deletion, {what} doubled", ms[what], "one lot", ms["one"], GROWTH)
+        cost(f"insertion and deletion, {what} doubled", ms[what], "not doubled", ms["one"], GROWTH)
         for what in ("images", "methods")
     ]
 

@@ -14,7 +14,7 @@ import matplotlib
 import numpy as np
 
 matplotlib.use("Agg")
-from calibration_words import HERE, UNSEEN, rates_by_method, rows, sentences
+from calibration_words import GROUP_NAMES, HERE, UNSEEN, UNUSED, rates_by_method, rows, sentences
 from matplotlib import pyplot as plt
 
 from heatproof.metrics.results import wins
@@ -25,10 +25,11 @@ from research.calibration.thresholds import OTHER, Share
 TESTS = ("insertion", "deletion", "untrained_excess", "untrained_entropy", "fragility", "agreement")
 WORDS = {
     "insertion": "insertion above `random`", "deletion": "deletion above `random`",
-    "untrained_excess": "unlike an untrained network's map, more than two of those are",
-    "untrained_entropy": "rise of entropy under random weights", "fragility": "stable under noise",
-    "agreement": "agreement with the other methods", "weights": "specificity: above its untrained maps",
-    "place": "specificity: above itself turned", "both": "specificity: the smaller of the two (votes)",
+    "untrained_excess": "less similar to a map under random weights than two such maps are",
+    "untrained_entropy": "increase of entropy under random weights", "fragility": "stability under noise",
+    "agreement": "agreement with the other methods",
+    "weights": "specificity: above the maps under random weights",
+    "place": "specificity: above the rotated map", "both": "specificity: the smaller of the two (votes)",
 }  # fmt: skip
 
 
@@ -69,8 +70,8 @@ def draw(values: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
             label=f"{WORDS[test]} ({area(values[test]):.2f})",
         )
     axes.plot([0, 1], [0, 1], ":", color="grey", lw=1)
-    axes.set_xlabel("controls above the cut")
-    axes.set_ylabel("methods that follow, above the cut")
+    axes.set_xlabel("control maps above the threshold")
+    axes.set_ylabel("methods that follow, above the threshold")
     axes.legend(fontsize=6.5, loc="lower right")
     figure.tight_layout()
     figure.savefig(HERE / "calibration" / "roc.png", dpi=150)
@@ -78,22 +79,24 @@ def draw(values: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
 
 def tables(values: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, str]:
     known = calibration()
-    groups = {**known["rates_by_group"], "all that chose nothing": known["rates"], UNSEEN: unseen()}
+    groups = {**known["rates_by_group"], UNUSED: known["rates"], UNSEEN: unseen()}
     lines = ["| pairs | networks | false alarm | miss | undecided |", "|---|---|---|---|---|"]
     for group, rates in groups.items():
-        lines.append(f"| {group} | {rates['networks']} | {' | '.join(shares(rates))} |")
-    tests = ["| test | area under the curve | methods that follow | controls |", "|---|---|---|---|"]
+        lines.append(
+            f"| {GROUP_NAMES.get(group, group)} | {rates['networks']} | {' | '.join(shares(rates))} |"
+        )
+    tests = ["| test | area under the curve | methods that follow | control maps |", "|---|---|---|---|"]
     for test in sorted(values, key=lambda t: -area(values[t])):
         a, b = values[test]
         tests.append(f"| {WORDS[test]} | {area(values[test]):.3f} | {len(a)} | {len(b)} |")
     judged = rows("judged.csv")
-    controls = ["| control | does not follow | undecided | follows |", "|---|---|---|---|"]
+    controls = ["| control map | does not follow | undecided | follows |", "|---|---|---|---|"]
     for control in dict.fromkeys(row["method"] for row in judged if row["control"] == "True"):
         answers = [row["answer"] for row in judged if row["method"] == control]
         controls.append(
             f"| {control} | {answers.count('no')} | {answers.count('undecided')} | {answers.count('yes')} |"
         )
-    pairs = ["| pictures | network | tokens |", "|---|---|---|"]
+    pairs = ["| images | network | tokens |", "|---|---|---|"]
     kinds: dict[tuple[str, str], list[str]] = {}
     for row in judged:
         tokens = kinds.setdefault((row["data"], row["network"]), [])
@@ -104,10 +107,11 @@ def tables(values: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, str]:
         for (data, network), members in sorted(kinds.items())
     ]
     named = {"rates": lines, "tests": tests, "controls": controls, "pairs": pairs}
-    summaries = ["| held against | networks | false alarm | miss | undecided |", "|---|---|---|---|---|"]
+    summaries = ["| compared with | networks | false alarm | miss | undecided |", "|---|---|---|---|---|"]
     for name, rates in known["rates_by_other_summaries"].items():
         summaries.append(
-            f"| the {name} of its untrained maps | {rates['networks']} | {' | '.join(shares(rates))} |"
+            f"| the {name} of its maps under random weights | {rates['networks']} | "
+            f"{' | '.join(shares(rates))} |"
         )
     methods = ["| method | false alarm | undecided |", "|---|---|---|"]
     for method, own in rates_by_method().items():
@@ -126,7 +130,7 @@ def tables(values: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, str]:
 
 
 def unseen() -> dict[str, Any]:
-    """The rates of the other half, without pairs that were looked at before the rule was made."""
+    """Rates of the other half, without pairs that were looked at before the rule was chosen."""
     known = {row["pair"] for row in rows("looked_at.csv")}
     left = [row for row in rows("judged.csv") if row["group"] == OTHER and pair_of(row) not in known]
     methods, controls = ([r for r in left if r["control"] == flag] for flag in ("False", "True"))
@@ -150,8 +154,8 @@ def shares(rates: dict[str, Any]) -> list[str]:
 
 
 def discs() -> list[str]:
-    """Grad-CAM and the controls on twenty small pairs: the contrast test, and the verdict."""
-    lines = ["| maps | contrast AUC, least to largest | does not follow | undecided | follows |"]
+    """Grad-CAM and the control maps on twenty small pairs: the contrast test, and the verdict."""
+    lines = ["| maps | contrast AUC, range | does not follow | undecided | follows |"]
     lines.append("|---|---|---|---|---|")
     judged = rows("controls.csv")
     for method in dict.fromkeys(row["method"] for row in judged):
@@ -163,9 +167,12 @@ def discs() -> list[str]:
 
 
 def uses_table() -> list[str]:
-    """Rates of the answer to what the network uses, on the pairs that chose nothing, by kind of cue."""
+    """Error rates of the second answer by kind of cue, on the pairs that were not used to choose the rule."""
     known = calibration()["network"]["rates"]
-    lines = ["| kind of cue | cheating called fine | clean accused | shortcut stated | undecided |"]
+    lines = [
+        "| kind of cue | uses the cue, judged to use the object | ignores it, judged to use something else | "
+        "shortcut stated | undecided |"
+    ]
     lines.append("|---" * 5 + "|")
     for kind, own in known.items():
         if isinstance(own, dict):

@@ -66,7 +66,7 @@ def main(path: Path) -> None:
             if (result := outcome(chose, limits))[0].share <= MOST_FALSE_ALARMS and result[3] <= MOST_MISSES
         ]
         best = min(good)[1]
-        for half, of in (("chose the limits", chose), ("other half", other)):
+        for half, of in (("used to choose the limits", chose), ("other half", other)):
             alarm, miss, undecided, worst = outcome(of, best)
             print(f"| {name} | {half} | {alarm.text} | {miss.text} | {undecided.text} | {worst:.1%} |")
         print(f"agree {best[0]:.2f}, excess {best[1]:.2f}, apart {best[2]:.2f}, alike {best[3]:.2f}")

@@ -165,7 +165,7 @@ def _shown(value: Value, sign: str = "") -> str:
 
 
 def _summary(folder: Path) -> str:
-    """How many claims hold, and the five means in a sentence each way they come out."""
+    """Number of claims that hold, and of the five means on which each method is significantly better."""
     answers = [entry["answer"] for entry in claims(folder)]
     counts = ", ".join(f"{a} {answers.count(a)}" for a in (HOLDS, NOT, MIXED, UNTESTED) if a in answers)
     rows = read_claims(folder)
@@ -173,10 +173,10 @@ def _summary(folder: Path) -> str:
     per_network = []
     for network in dict.fromkeys(row["network"] for row in rows):
         own = [row["answer"] for row in rows if row["network"] == network and row["claim"] in five]
-        per_network.append(f"{FULL_NAMES[network]} {own.count(HOLDS)} ({own.count(NOT)} the other way round)")
+        per_network.append(f"{FULL_NAMES[network]} {own.count(HOLDS)} (LIME on {own.count(NOT)})")
     return (
         f"**{len(answers)} claims: {counts}.** In the thesis Grad-CAM is better than LIME on all five "
-        f"means. Means on which it is surely better here: {', '.join(per_network)}."
+        f"means. Means on which it is significantly better here: {', '.join(per_network)}."
     )
 
 

@@ -368,7 +368,7 @@ def claims(folder: Path = FOLDER) -> list[dict[str, str]]:
 
 
 def below_controls(rows: Table) -> str:
-    """Which methods leak surely less than the controls, by the intervals over trainings."""
+    """Methods that leak significantly less than the controls, by the intervals over trainings."""
     sentences = []
     for network in networks_of(rows):
         counts = []
@@ -380,13 +380,13 @@ def below_controls(rows: Table) -> str:
             ]  # fmt: skip
             total = len(REGIMES) * len(METHODS)
             few = f": {', '.join(less)}" if 0 < len(less) <= 6 else ""
-            counts.append(f"{len(less)} of {total} leak surely less than *{floor}* ({low:.3f}){few}")
+            counts.append(f"{len(less)} of {total} leak significantly less than *{floor}* ({low:.3f}){few}")
         sentences.append(f"Of the methods and regimes of {NETWORK_NAMES[network]}, {'; '.join(counts)}.")
     return " ".join(sentences)
 
 
 def emptied(rows: Table) -> str:
-    """Where maps are empty."""
+    """Methods with empty maps."""
     emptied = []
     for network in networks_of(rows):
         for regime in REGIMES:
@@ -395,8 +395,8 @@ def emptied(rows: Table) -> str:
                 if n and mean >= 0.01:
                     emptied.append(f"{method}, {NETWORK_NAMES[network]}, {NAMES[regime]}: {100 * mean:.0f} %")
     if not emptied:
-        return "No method has one empty map in a hundred or more, in any regime."
-    return f"Empty maps, where they are 1 % or more: {'; '.join(emptied)}."
+        return "No method has 1 % of empty maps or more in any regime."
+    return f"Share of empty maps, if 1 % or more: {'; '.join(emptied)}."
 
 
 def twins(rows: Table) -> str:

@@ -183,13 +183,13 @@ def _roc_table(group: str) -> str:
 
 
 def warned_more(group: str = ALL) -> list[str]:
-    """Kinds of warnings that are surely more frequent before a fall."""
+    """Kinds of warnings that are significantly more frequent before a fall."""
     rows = [r for r in read_table("warnings") if r["group"] == group and float(r["drop"]) == DROP]
     return [r["warning"] for r in rows if float(r["low"]) > 0]
 
 
 def above_chance(group: str = ALL) -> list[str]:
-    """Signals whose ROC is surely above 1/2."""
+    """Signals whose area under the ROC is significantly above 1/2."""
     return [r["signal"] for r in read_table("roc") if r["group"] == group and float(r["low"]) > 0.5]
 
 
@@ -217,8 +217,8 @@ def _warning_answer() -> str:
     rest = [w for w in warnings if w not in ALARMS] or ["none"]
     best = max(float(row["auc"]) for row in read_table("roc"))
     return (
-        f"in both groups of trainings below, {' and '.join(alarms)} is surely more frequent before a fall "
-        f"than elsewhere; of the other warnings: {', '.join(rest)}. Signals better than chance in both: "
+        f"in both groups of trainings below, {' and '.join(alarms)} is significantly more frequent before a "
+        f"fall than elsewhere; of the other warnings: {', '.join(rest)}. Signals better than chance in both: "
         f"{' and '.join(signals) or 'none'}; the largest area under a ROC is {best:.2f}."
     )
 

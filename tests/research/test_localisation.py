@@ -92,7 +92,7 @@ def test_tables_and_page_follow_from_results(tmp_path: Path) -> None:
     assert answers["30 segments are too few for LIME"] == MIXED  # equal scores decide nothing
     pages.write_page(tmp_path, tmp_path / "page.md")
     text = (tmp_path / "page.md").read_text("utf-8")
-    assert "EfficientNet-Lite0 5 (0 the other way round)" in text and "{" not in text
+    assert "EfficientNet-Lite0 5 (LIME on 0)" in text and "{" not in text
     assert (tmp_path / "differences.png").stat().st_size < 120_000
     assert (tmp_path / "budgets.png").stat().st_size < 120_000
     pages.write_tables([*made_up("lite0", 0.2), *made_up("resnet50", -0.2)], tmp_path)

@@ -21,7 +21,7 @@ def lines(name: str) -> list[Row]:
 
 
 def cases() -> list[tuple[Row, Row, Row, Row]]:
-    """For each network, picture and method that draws: old at full length; old, between, new at a quarter."""
+    """By network, image and sampling method: published, full; published, intermediate, current, a quarter."""
     drawn = [row for row in lines("maps") if row["method"] in ("rise", "lime")]
     groups = groupby(drawn, key=lambda row: (row["network"], row["picture"], row["method"]))
     return [tuple(rows) for _, rows in groups]  # type: ignore[misc]
@@ -81,7 +81,7 @@ def walks() -> Rows:
 
 
 def same_side(rows: list[Row]) -> tuple[int, int]:
-    """Comparisons with a floor that come out alike, and all of them."""
+    """Comparisons with random and edges with the same result, and all of them."""
     of = {(row["picture"], row["method"]): row for row in rows}
     alike = [
         (float(row[k]) > float(of[picture, floor][k]))
@@ -118,17 +118,20 @@ def passes() -> Page:
         closer = sum(float(new["rank"]) > float(short["rank"]) for _, short, _, new in own)
         of = WORDS[len(own)]
         page.says(
-            f"{title} in the new form at a quarter of the length is as close as the old one at full length "
-            f"on {count(reached)} of {of} pictures; at equal length it is closer on {count(closer)} of {of}"
+            f"{title} in the current form at a quarter of the length is as close as the published form at "
+            f"full length on {count(reached)} of {of} images; at equal length it is closer on "
+            f"{count(closer)} of {of}"
         )
-    page.says("The lengths stay as they were", any(float(c[3]["rank"]) < float(c[0]["rank"]) for c in every))
+    page.says(
+        "The default lengths are unchanged", any(float(c[3]["rank"]) < float(c[0]["rank"]) for c in every)
+    )
     photographed = [row for case in every for row in case if case[0]["network"] == "squeezenet1_1"]
     lost = all(abs(float(row["rank"])) < 0.2 for row in photographed if row["method"] == "lime")
-    page.says("On the photograph LIME in no form comes near its limit", lost)
+    page.says("On the photograph LIME comes near its limit in no form", lost)
     lowest = min(r for _, r, _ in known.values())
     page.says(f"the lowest of the four rank correlations is {lowest:.3f}")
     page.says(
-        f"{after:,} inputs instead of {before:,} for one picture, {percent(after / before)}",
+        f"{after:,} inputs instead of {before:,} for one image, {percent(after / before)}",
         after <= before / 2,
     )
     page.states(

@@ -31,24 +31,25 @@ def precision() -> Page:
     maps, metrics = rows("precision/maps.csv", "method"), rows("precision/rows.csv", "metric")
     page.tables += [map_lines(maps), metric_lines(metrics)]
     (images,), (machine,) = ({row[name] for row in maps.values()} for name in ("images", "machine"))
-    page.says(f"{images} test pictures")
+    page.says(f"{images} test images")
     page.says(f"on {machine}")
     lowest = column(maps, "spearman_lowest")
     inputs = ("gradient", "integrated-gradients(steps=8)")
     rest = [value for name, value in lowest.items() if name not in inputs]
     page.says(
-        f"Maps of CAMs and of RISE keep their ranks: no map falls below {int(100 * min(rest)) / 100:.2f}",
+        "Maps of CAMs and of RISE keep their ranks: every rank correlation is at least "
+        f"{int(100 * min(rest)) / 100:.2f}",
         all(min(rest) > lowest[name] for name in inputs),
     )
     medians = column(maps, "spearman_median")
     page.says(
-        f"Gradients of the input do not: {medians['gradient']:.2f} for the plain gradient, "
-        f"{medians['integrated-gradients(steps=8)']:.2f} for eight steps",
+        f"Input gradients do not: the median is {medians['gradient']:.2f} for the plain gradient and "
+        f"{medians['integrated-gradients(steps=8)']:.2f} for integrated gradients of eight steps",
         max(medians[name] for name in inputs) < min(v for n, v in medians.items() if n not in inputs),
     )
     same = all(float(row["same_class"]) == 1 for row in maps.values())
     page.says(
-        f"No picture changed its class; a probability moved by "
+        f"No image changed its class; probabilities changed by "
         f"{float(metrics['probability']['row_change']):.4f} on average",
         same and float(metrics["predicted"]["row_change"]) == 0,
     )
@@ -56,9 +57,9 @@ def precision() -> Page:
     shares = {r["metric"]: float(r["largest_mean_change"]) / float(r["spread_of_methods"]) for r in selected}
     worst = max(shares, key=lambda name: shares[name])
     page.says(
-        f"The mean of a method moved most, measured by how far methods lie apart, on {worst}: by "
-        f"{float(metrics[worst]['largest_mean_change']):.3f}, where methods lie "
-        f"{float(metrics[worst]['spread_of_methods']):.3f} apart"
+        f"Relative to the range of the methods' means, the mean of a method changed most for {worst}: by "
+        f"{float(metrics[worst]['largest_mean_change']):.3f}, where the range is "
+        f"{float(metrics[worst]['spread_of_methods']):.3f}"
     )
     page.states("steps of 10", "60 masks", "8 steps", "CIFAR-10")
     return page

@@ -7,6 +7,7 @@ them between the marks on the page. Around them stands what holds for any number
 from __future__ import annotations
 
 import csv
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 
 from benchmarks.__main__ import within
@@ -51,7 +52,7 @@ def ratio(row: Row) -> str:
 
 
 def lines(table: Iterable[Row]) -> Rows:
-    """Every row as it was printed: what, ours, beside what, theirs, ratio, limit."""
+    """Rows as printed: measurement, time of heatproof, reference, its time, ratio, limit."""
     return [
         [
             row["what"],
@@ -80,11 +81,32 @@ def per_image(table: Sequence[Row]) -> Rows:
 
 
 def made(table: Iterable[Row]) -> str:
-    """By which version, when and where these rows were measured."""
+    """Version, dates and machines of these rows."""
     rows = list(table)
-    when = dict.fromkeys(f"{row['heatproof']} of {row['date']}" for row in rows)
-    where = dict.fromkeys(row["machine"] for row in rows)
-    return f"By heatproof {' and '.join(when)}, on {' and on '.join(where)}."
+    when = dict.fromkeys(f"{row['heatproof']} on {row['date']}" for row in rows)
+    machines = [*dict.fromkeys(row["machine"] for row in rows)]
+    where = (
+        f"Machine: {machines[0]}."
+        if len(machines) == 1
+        else f"Machines: {', '.join(f'({n}) {machine}' for n, machine in enumerate(machines, 1))}."
+    )
+    return f"Measured with heatproof {' and '.join(when)}. {where}"
+
+
+def subject(part: str) -> str:
+    """Network, precision and number of images of an audit.
+
+    >>> subject("resnet50, bf16, 30 pictures")
+    'resnet50 in bf16 on 30 images'
+    """
+    network, precision, *images = part.replace("pictures", "images").split(", ")
+    return " on ".join([f"{network} in {precision}", *images])
+
+
+def write(page: Page, name: str, *sentences: str) -> None:
+    """Write the sentences into the page's block of that name, in lines of 120 columns."""
+    text = " ".join(filter(None, sentences))
+    page.writes(name, textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False))
 
 
 def limits(table: Iterable[Row], describe: Callable[[Row], str] = lambda row: row["what"]) -> str:
@@ -108,8 +130,8 @@ def made_how() -> str:
     text = "\n".join(["```", *typed, "```"])
     if older:
         text += (
-            "\n\nRows whose file names no command for them were measured by functions of older code, one by "
-            f"one: in {', '.join(f'{name}.csv' for name in older)}."
+            "\n\nRows without a command in their file were measured one by one, with functions of older "
+            f"code: in {', '.join(f'{name}.csv' for name in older)}."
         )
     return text
 
@@ -117,12 +139,10 @@ def made_how() -> str:
 def audit_on_a_gpu(page: Page) -> None:
     rows = measured("h200-audit")
     page.tables.append(lines(rows))
-    busy = {
-        row["part"].replace(", ", " in "): float(row["ratio"]) for row in rows if row["what"].endswith("unit")
-    }
+    busy = {subject(row["part"]): float(row["ratio"]) for row in rows if row["what"].endswith("unit")}
     shares = ", ".join(f"{percent(share)} with {part}" for part, share in busy.items())
-    busy_text = f" Busy after the first unit (at least {percent(0.8)} were wanted): {shares}." if busy else ""
-    page.writes("the audit on a GPU", f"{made(rows)} {limits(rows)}{busy_text}")
+    sentence = f"GPU busy after the first unit (aim: at least {percent(0.8)} of the time): {shares}."
+    write(page, "the audit on a GPU", made(rows), limits(rows), sentence if busy else "")
 
 
 def together(rows: Sequence[Row], aim: int) -> str:
@@ -133,10 +153,10 @@ def together(rows: Sequence[Row], aim: int) -> str:
     sentences = [made(rows)]
     if whole["device"] != "cpu" and not whole["command"]:
         sentences.append(
-            "Both sides had one turn to warm up, too few for ours to be recorded, and one that counts."
+            "Both sides had one warm-up run, too few to record heatproof's passes, and one timed run."
         )
     sentences += [
-        f"All parts together are {float(whole['ratio']):.1f} times as fast; we aimed at {aim}, {reached}.",
+        f"All parts together are {float(whole['ratio']):.1f} times as fast; the aim was {aim}, {reached}.",
         f"The ratio is largest for {best['part']} ({ratio(best)}) and smallest for {worst['part']} "
         f"({ratio(worst)}).",
     ]
@@ -146,7 +166,7 @@ def together(rows: Sequence[Row], aim: int) -> str:
 def packages(page: Page, name: str, title: str, aim: int) -> None:
     rows = measured(name)
     page.tables.append(lines(rows))
-    page.writes(title, together(rows, aim))
+    write(page, title, together(rows, aim))
 
 
 def methods_on_a_gpu(page: Page) -> None:
@@ -160,13 +180,13 @@ def methods_on_a_gpu(page: Page) -> None:
     latency = " and ".join(
         f"{float(row['ratio']):.2f} ms ({row['part'].rpartition(', ')[2]})" for row in alone
     )
-    page.writes(
-        "seven CAMs on a GPU",
-        f"{made(each)} {limits(each)} One image through ResNet-50 takes {latency}; the limit is 3 ms. Of the "
-        f"{len(seven)} ratios of the seven CAMs with ResNet-50 {below} are below 1.",
-    )
+    write(
+        page, "seven CAMs on a GPU", made(each), limits(each),
+        f"The seven CAMs of one image with ResNet-50 take {latency}; the limit is 3 ms.",
+        f"{below} of the {len(seven)} ratios of the seven CAMs with ResNet-50 are below 1.",
+    )  # fmt: skip
     page.tables.append(lines(rest))
-    page.writes("methods on a GPU", f"{made(rest)} {limits(rest)}")
+    write(page, "methods on a GPU", made(rest), limits(rest))
 
 
 def steady(page: Page) -> None:
@@ -178,15 +198,15 @@ def steady(page: Page) -> None:
         f"**Rows on a GPU depend on the number of inputs per pass**: by up to {apart:.2g} here, in a study "
         "with LIME and random weights, since cuDNN chooses other kernels for other batches."
         if apart > 1e-5
-        else f"Other numbers of inputs per pass and shards move rows on a GPU by {apart:.2g} at most; with "
-        "the same number a run gives the same bits each time, which a test on a GPU holds."
+        else f"Other numbers of inputs per pass and shards change rows on a GPU by {apart:.2g} at most; with "
+        "the same number repeated runs are bit-identical, which a test on a GPU checks."
     )
-    flat = "stays flat" if memory <= 1.05 else "grows"
+    flat = "does not grow" if memory <= 1.05 else "grows"
     peak = parts["memory"]["what"].rpartition(", ")[2]
-    page.writes(
-        "steady",
-        f"{made(rows)} Memory {flat} over {peak}: {memory:.2f} times the peak of the first tenth.\n{text}",
-    )
+    write(
+        page, "steady", made(rows),
+        f"Memory {flat} over {peak}: its peak is {memory:.2f} times that of the first tenth.", text,
+    )  # fmt: skip
 
 
 def audit_on_a_cpu(page: Page) -> None:
@@ -196,11 +216,11 @@ def audit_on_a_cpu(page: Page) -> None:
     for part in dict.fromkeys(row["part"] for row in rows):
         of = {row["what"].rpartition(": ")[2]: float(row["ratio"]) for row in rows if row["part"] == part}
         sentences.append(
-            f"By the CPU's clock {part} takes {of['CPU time']:.2f} times the bare passes; of its wall time "
-            f"{percent(of['in passes'])} were passes, {percent(of['outside of passes'])} the host's work "
-            f"outside of them, {percent(of['waiting'])} waiting for pictures, superpixels and files."
+            f"The CPU time of {subject(part)} is {of['CPU time']:.2f} times that of the bare passes; of its "
+            f"wall time {percent(of['in passes'])} were passes, {percent(of['outside of passes'])} work of "
+            f"the host outside of passes, {percent(of['waiting'])} waiting for images, superpixels and files."
         )
-    page.writes("the audit on a CPU", " ".join(sentences))
+    write(page, "the audit on a CPU", *sentences)
 
 
 def startup(page: Page) -> None:
@@ -222,11 +242,11 @@ def startup(page: Page) -> None:
         sum(float(row[clock]) / 1e3 <= float(row["limit"].removeprefix("<= ")) for row in held)
         for clock in ("ours_ms", "other_ms")
     )
-    page.writes(
-        "start-up",
-        f"{made(rows)} Of the {len(held)} commands with a limit {walls} end in time by the wall's clock, "
-        f"{times} by the CPU's, which does not tell about other programs on the machine.",
-    )
+    write(
+        page, "start-up", made(rows),
+        f"Of the {len(held)} commands with a limit, {walls} are within it in wall time and {times} in CPU "
+        "time, which does not include other programs on the machine.",
+    )  # fmt: skip
 
 
 def speed() -> Page:
@@ -237,25 +257,25 @@ def speed() -> Page:
     methods_on_a_gpu(page)
     curves, maps = measured("h200-faithfulness"), measured("h200-maps")
     page.tables.append(lines(curves))
-    page.writes("insertion and deletion", f"{made(curves)} {limits(curves)}")
+    write(page, "insertion and deletion", made(curves), limits(curves))
     steady(page)
-    for device, where in (("cuda", "a GPU"), ("cpu", "the CPU beside it")):
+    for device, where in (("cuda", "a GPU"), ("cpu", "the CPU of that machine")):
         own = [row for row in maps if row["device"].startswith(device)]
         page.tables.append(lines(own))
-        page.writes(f"maps on {where}", f"{made(own)} {limits(own)}")
+        write(page, f"maps on {where}", made(own), limits(own))
     audit_on_a_cpu(page)
     packages(page, "cpu-packages", "packages on a CPU", AIM_CPU)
     small = measured("cpu-explain")
     page.tables.append(lines(small))
-    page.writes("methods on a CPU", f"{made(small)} {limits(small)}")
+    write(page, "methods on a CPU", made(small), limits(small))
     for name, where in (("h200-calls", "a GPU"), ("cpu-calls", "a CPU")):
         calls = measured(name)
         page.tables.append(lines(calls))
-        page.writes(f"one Grad-CAM on {where}", f"{made(calls)} {limits(calls)}")
+        write(page, f"one Grad-CAM on {where}", made(calls), limits(calls))
     startup(page)
     page.states(
-        "224 x 224 images", "20 turns after 5 warm-up turns", "a little below 1", "under 0.4 s",
+        "224 x 224 images", "20 runs after 5 warm-up runs", "slightly below 1", "under 0.4 s",
         "median of three", "below 1:",
-        "input gradients took 256 inputs, as a forward pass; it has taken 64 since",
+        "256 inputs per pass for input gradients, as for forward passes; the number has been 64 since",
     )  # fmt: skip
     return page
