@@ -151,13 +151,13 @@ def join(out: Path, joined: Path) -> int:
     return len(files)
 
 
-def read_results(path: Path) -> list[dict[str, Any]]:
-    """The results of a joined file, compressed or not."""
-    content = path.read_bytes()
-    results: list[dict[str, Any]] = json.loads(
-        gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
-    )
-    return results
+def read_results(*joined: Path) -> list[dict[str, Any]]:
+    """The results of joined files, compressed or not; of a unit in several, the last counts."""
+    by_name: dict[str, dict[str, Any]] = {}
+    for content in map(Path.read_bytes, joined):
+        text = gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
+        by_name |= {result["name"]: result for result in json.loads(text)}
+    return list(by_name.values())
 
 
 def unpack(joined: Path, place: Place) -> int:
@@ -166,6 +166,18 @@ def unpack(joined: Path, place: Place) -> int:
     new = {place.file(result["name"]): _as_text(result) for result in results}
     write_whole({path: text for path, text in new.items() if not path.exists()})
     return len(results)
+
+
+def prepare_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Options of a command that packs files for another machine."""
+    words = "A package for the other machine; repeatable."
+    for option in (
+        click.option("--wheel", "wheels", type=PATH, multiple=True, help=words),
+        click.option("--out", type=PATH, required=True, help="A new folder."),
+        click.option("--data", type=PATH, required=True, help="Folder of real images and weights."),
+    ):
+        command = option(command)
+    return command
 
 
 def job_options(command: Callable[..., None]) -> Callable[..., None]:

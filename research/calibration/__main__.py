@@ -17,6 +17,7 @@ from heatproof.models.load import best_device
 from heatproof.verdict.follow import calibration
 from research.calibration import thresholds
 from research.calibration.collect import METHODS
+from research.calibration.population import NETWORKS
 from research.calibration.protocol import Measuring, left_out, measure_members
 from research.calibration.thresholds import Calibration
 
@@ -32,6 +33,9 @@ class ResumableCommand(HandledErrors):
 @click.option("--data", type=PATH, help="Folder of real pictures; generated ones only without.")
 @click.option("--device", help="cuda, cpu, ...; the fastest there is where none is named.")
 @click.option("--workers", type=int, default=1, show_default=True, help="Processes that share the networks.")
+@click.option(
+    "--network", "networks", multiple=True, type=click.Choice(list(NETWORKS)), help="Only these; repeatable."
+)
 @click.option("--quick", is_flag=True, help="Small networks only, of which a CPU measures a pair in minutes.")
 @click.option(
     "--repeats", type=int, default=1, show_default=True, help="More pairs of each kind, other seeds."
@@ -59,6 +63,7 @@ def calibrate_command(
     data: Path | None,
     device: str | None,
     workers: int,
+    networks: tuple[str, ...],
     quick: bool,
     repeats: int,
     skip: int,
@@ -88,11 +93,14 @@ def calibrate_command(
       python -m research.calibration --out calibration --quick --at-most 10
       python -m research.calibration --out calibration --data data --device cuda --workers 8
       python -m research.calibration --out calibration --quick --repeats 2 --methods gradcam --only-voting
+      python -m research.calibration --out calibration --data data --network resnet20 --network resnet56
       python -m research.calibration --out calibration --only-judge
       python -m research.calibration --out calibration --data data --repeats 2 --skip 1 --earlier judged.csv
     """
     named = tuple(call.text for call in read_methods(methods)) if methods else METHODS
-    wanted = Measuring(out, data, best_device(device), named, only_voting, quick, repeats, skip, at_most)
+    wanted = Measuring(
+        out, data, best_device(device), named, only_voting, quick, repeats, skip, at_most, networks
+    )
     if not only_judge:
         if absent := left_out(wanted):
             errors.print(f"without --data there is nothing of {', '.join(absent)}", soft_wrap=True)

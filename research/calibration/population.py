@@ -8,7 +8,7 @@ photographs with EfficientNet-Lite0 and SqueezeNet. A member whose data is absen
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -69,22 +69,25 @@ PLAN = (  # pictures, network, how many
 )  # fmt: skip
 
 
-def members(quick: bool = False, repeats: int = 1, skipped: int = 0) -> list[Member]:
+def members(
+    quick: bool = False, repeats: int = 1, skipped: int = 0, networks: Sequence[str] = ()
+) -> list[Member]:
     """Every combination, tokens in turn, strengths below 1 for some; again with other seeds on request.
 
-    skipped: repeats that are left out, such as those whose pairs chose the rule.
+    skipped: repeats that are left out, such as those whose pairs chose the rule. networks: all by default.
     """
     planned = [
         Member(data, network, TOKENS[i % 4], (1.0, 0.8)[i // 4 % 2], i)
         for data, network, count in PLAN
         for i in range(count * skipped, count * repeats)
     ]
-    return [member for member in planned if member.network in SIDES] if quick else planned
+    chosen = {*(networks or NETWORKS)} & {*(SIDES if quick else NETWORKS)}
+    return [member for member in planned if member.network in chosen]
 
 
 def by_cost(member: Member) -> tuple[int, int, str]:
     """Cheap networks first; of each, the first of all pictures, then the second."""
-    return list(_NETWORKS).index(member.network), member.seed, member.data
+    return list(NETWORKS).index(member.network), member.seed, member.data
 
 
 @lru_cache(maxsize=1)
@@ -175,7 +178,7 @@ REAL = {"cifar10": _cifar, "xrays": _xrays, "photographs": _photographs}
 
 def make_network(member: Member, classes: int, folder: Path | None) -> Model:
     """The network before anything is planted: with real weights where there are some, else random ones."""
-    build = _NETWORKS[member.network]
+    build = NETWORKS[member.network]
     with seeded(member.seed):
         return build(classes, folder, member.seed)
 
@@ -219,7 +222,7 @@ def _residual(blocks: int, classes: int, folder: Path | None, seed: int) -> Mode
     return Model(module.eval(), f"resnet{6 * blocks + 2}", Preprocess((32, 32), 32))
 
 
-_NETWORKS: dict[str, Callable[[int, Path | None, int], Model]] = {  # cheap ones first
+NETWORKS: dict[str, Callable[[int, Path | None, int], Model]] = {  # cheap ones first
     "mini": partial(_small, "mini", 8), "tiny": partial(_small, "tiny", 8),
     "small": partial(_small, "small", 16),
     "resnet20": partial(_residual, 3), "resnet56": partial(_residual, 9),

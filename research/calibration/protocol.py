@@ -43,6 +43,7 @@ class Measuring:
     repeats: int = 1
     skipped: int = 0  # repeats
     at_most: int | None = None  # more pairs in one go
+    networks: tuple[str, ...] = ()  # all by default
 
     def file(self, member: Member) -> Path:
         return self.out / "members" / f"{member.name}.json"
@@ -50,7 +51,7 @@ class Measuring:
     def missing(self) -> list[Member]:
         """What is not measured yet: cheap ones first on a CPU, slow ones first on a GPU, which has several
         processes that end together."""
-        every = members(self.quick, self.repeats, self.skipped)
+        every = members(self.quick, self.repeats, self.skipped, self.networks)
         planned = [m for m in every if self.data is not None or m.data in GENERATED]
         left = [m for m in planned if not self.file(m).exists()]
         return sorted(left, key=by_cost, reverse=self.device != "cpu")[: self.at_most]
@@ -155,7 +156,7 @@ def sole(path: Path) -> Iterator[bool]:
 def left_out(wanted: Measuring) -> Sequence[str]:
     """Kinds of pictures that need a folder of data and have none."""
     return (
-        sorted({m.data for m in members(wanted.quick) if m.data not in GENERATED})
+        sorted({m.data for m in members(wanted.quick, networks=wanted.networks) if m.data not in GENERATED})
         if wanted.data is None
         else ()
     )

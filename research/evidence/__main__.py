@@ -21,7 +21,7 @@ from research.evidence.plan import halves, select
 from research.evidence.prepare import prepare
 from research.evidence.real import REAL, examine, open_real
 from research.evidence.sources import NEEDS_DATA
-from research.jobs import Place, job_options, join, read_results, run_all
+from research.jobs import Place, job_options, join, prepare_options, read_results, run_all
 
 
 class EvidenceCommand(HandledErrors):
@@ -54,11 +54,7 @@ def plan_command(networks: tuple[str, ...], without: tuple[str, ...]) -> None:
 
 
 @main.command("prepare", cls=EvidenceCommand)
-@click.option("--data", type=PATH, required=True, help="Folder of real images and weights.")
-@click.option("--out", type=PATH, required=True, help="A new folder.")
-@click.option(
-    "--wheel", "wheels", type=PATH, multiple=True, help="A package for the other machine; repeatable."
-)
+@prepare_options
 @networks_option
 @without_option
 def prepare_command(
@@ -140,8 +136,7 @@ def rates_command(
 
     RESULTS are joined files; of a network in several, the last counts.
     """
-    by_name = {record["name"]: record for path in results for record in read_results(path)}
-    records = list(by_name.values())
+    records = read_results(*results)
     some = counting.networks(records)
     say(f"{len(records)} networks, {len(some)} do what they were trained for")
     for name, count in sorted(counting.left_out(records).items()):

@@ -9,7 +9,7 @@ import click
 from heatproof.cli import HandledErrors
 from heatproof.cli._console import PATH, say
 from heatproof.errors import InputError
-from research.jobs import Place, job_options, read_results, run_all
+from research.jobs import Place, job_options, prepare_options, read_results, run_all
 from research.localisation.measure import NETWORKS, PARTS, describe, inputs_of, measure_unit, plan
 
 
@@ -30,9 +30,7 @@ def main() -> None:
 
 
 @main.command("prepare", cls=LocalisationCommand)
-@click.option("--data", type=PATH, required=True, help="Folder of real images and weights.")
-@click.option("--out", type=PATH, required=True, help="New folder for a machine without network.")
-@click.option("--wheel", "wheels", type=PATH, multiple=True, help="Of a compiled package; repeatable.")
+@prepare_options
 @networks_option
 def prepare_command(data: Path, out: Path, wheels: tuple[Path, ...], networks: tuple[str, ...]) -> None:
     """Pack the photographs and the weights of these networks."""
@@ -73,8 +71,7 @@ def tables_command(results: tuple[Path, ...]) -> None:
     """Write the CSV files of docs/results/replication/localise from joined RESULTS."""
     from research.localisation.pages import write_tables  # needs packages that measuring does not
 
-    by_name = {result["name"]: result for path in results for result in read_results(path)}
-    write_tables(list(by_name.values()))
+    write_tables(read_results(*results))
 
 
 @main.command("pages", cls=LocalisationCommand)

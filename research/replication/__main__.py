@@ -9,7 +9,7 @@ import click
 
 from heatproof.cli import HandledErrors
 from heatproof.cli._console import PATH, say
-from research.jobs import Place, job_options, read_results, run_all
+from research.jobs import Place, job_options, prepare_options, read_results, run_all
 from research.replication.cose import inputs, measure
 from research.replication.population import CIFAR_RATES, PROTOCOL_NETWORKS, RATES, STUDIES, select
 from research.replication.train import describe, xray_files
@@ -81,11 +81,7 @@ def pages_command() -> None:
 
 
 @main.command("rank-prepare", cls=ReplicationCommand)
-@click.option("--data", type=PATH, required=True, help="Folder of real images and weights.")
-@click.option("--out", type=PATH, required=True, help="A new folder.")
-@click.option(
-    "--wheel", "wheels", type=PATH, multiple=True, help="A package for the other machine; repeatable."
-)
+@prepare_options
 def rank_prepare_command(data: Path, out: Path, wheels: tuple[Path, ...]) -> None:
     """Pack the images and weights of the pairs of networks of `rank`, for another machine."""
     from research.replication.rankings_prepare import prepare
@@ -111,8 +107,7 @@ def rank_tables_command(results: tuple[Path, ...]) -> None:
     """Compute the CSV files and the figure of docs/results/replication/rankings from joined RESULTS."""
     from research.replication.rankings_page import write_tables
 
-    by_name = {result["name"]: result for path in results for result in read_results(path)}
-    write_tables(list(by_name.values()))
+    write_tables(read_results(*results))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from scipy.stats import rankdata
 from heatproof.disk import write_whole
 from heatproof.images.transforms import TRANSFORMS, draw
 from heatproof.metrics.stability import harmonic, ssim_to_final
-from research.replication.claims import UNTESTED, answer, overall, t_interval
+from research.replication.claims import UNTESTED, Claim, t_interval
 from research.replication.cose import CHECKPOINTS, CONTROLS, DRAWS, IMAGES, METHODS, OTHERS, PAPER
 from research.replication.pages import RESULTS, as_csv, as_table, read_table
 
@@ -52,19 +52,6 @@ COMMAND = (
 Row = Mapping[str, Any]
 Table = list[dict[str, Any]]
 ByMethod = Mapping[str, float]  # by the paper's name of the method
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A claim of the paper: a number per training, and the side of the limit that is predicted."""
-
-    where: str
-    text: str
-    measured: str
-    published: str
-    values: Callable[[Measures], dict[str, list[float]]]  # per group: a number per training
-    limit: float = 0.0
-    above: bool = True
 
 
 @dataclass(frozen=True)
@@ -296,26 +283,15 @@ def magnitude_rows(result: Row) -> Iterator[dict[str, Any]]:
 
 def claim_rows(measures: Measures) -> Table:
     return [
-        {"claim": claim.text, "group": group, "trainings": len(numbers), "mean": mean, "low": low,
-         "high": high, "limit": claim.limit, "predicted": "above" if claim.above else "below",
-         "answer": answer(low, high, claim.limit, claim.above)}
-        for claim in CLAIMS for group, numbers in claim.values(measures).items() if numbers
-        for mean, low, high in [t_interval(numbers)]
+        claim.row("group", group, numbers)
+        for claim in CLAIMS for group, numbers in claim.number(measures).items() if numbers
     ]  # fmt: skip
 
 
 def claims(folder: Path = FOLDER) -> list[dict[str, str]]:
     """Entries of the index of all claims."""
-    rows, entries = read_table("claims", folder), []
-    for claim in CLAIMS:
-        own = [row for row in rows if row["claim"] == claim.text]
-        side = f"{'above' if claim.above else 'below'} {claim.limit:g}"
-        entries.append({
-            "paper": "cose", "where": claim.where, "text": f"{claim.text} ({claim.measured}, {side})",
-            "published": claim.published,
-            "here": "; ".join(f"{_title(row['group'])} {interval_text(row)}" for row in own),
-            "answer": overall([row["answer"] for row in own]),
-        })  # fmt: skip
+    rows = read_table("claims", folder)
+    entries = [claim.entry("cose", rows, _title) for claim in CLAIMS]
     entries += [
         {"paper": "cose", "where": where, "text": text, "published": published, "here": why,
          "answer": UNTESTED}
@@ -324,17 +300,10 @@ def claims(folder: Path = FOLDER) -> list[dict[str, str]]:
     return entries
 
 
-def _title(group: str) -> str:
-    """A network's name without its data set; a method's name."""
+def _title(row: Row) -> str:
+    """The name of a row's network, without its data set, or of its method."""
+    group = row["group"]
     return NETWORKS[group][0].split(",")[0] if group in NETWORKS else group
-
-
-def interval_text(row: Row) -> str:
-    """Mean and interval of a row of claims.csv."""
-    mean, low, high = (float(row[key]) for key in ("mean", "low", "high"))
-    if not math.isfinite(mean):
-        return "no number"
-    return f"{mean:.2f} ({low:.2f} to {high:.2f})" if math.isfinite(low) else f"{mean:.2f} (one training)"
 
 
 def _spread(

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,13 @@ from research.replication.claims import (
     EPOCHS,
     GRADIENT,
     SCORE,
-    UNTESTED,
+    Claim,
     Rows,
-    answer,
-    overall,
+    claim_rows,
     t_interval,
 )
 from research.replication.cose import CSCORE_IMAGES
-from research.replication.cose_tables import COMMAND, interval_text, mean_of
+from research.replication.cose_tables import COMMAND, mean_of
 from research.replication.pages import COMMAND as PROTOCOL_COMMAND
 from research.replication.pages import FOLDER as REPLICATION
 from research.replication.pages import RESULTS, as_csv, as_table, read_table
@@ -44,19 +42,6 @@ NETWORKS = {"resnet20": "ResNet-20", "resnet56": "ResNet-56", "lite0": "Efficien
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 XRAY_CLASSES = ("NORMAL", "PNEUMONIA")
 Row = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A claim of the paper with a number per training; published: DenseNet201, InceptionV3, ResNet50V2."""
-
-    where: str
-    text: str
-    measured: str
-    published: tuple[float, ...]
-    number: Callable[[Rows], float]
-    limit: float = 0.0
-    above: bool = True
 
 
 def _epochs(rows: Rows) -> list[int]:
@@ -148,7 +133,7 @@ def write_tables(results: Sequence[Row], out: Path = TEN) -> None:
     tables = {
         "cscores": [row for r in own for row in score_rows(r)],
         "classes": [row for r in own for row in class_rows(r)],
-        "claims": claim_rows(own),
+        "claims": claim_rows(own, CLAIMS, epochs=0),
     }
     write_whole({out / f"{name}.csv": as_csv(rows) for name, rows in tables.items()})
     draw_courses(read_table("cscores", out), out / "courses.png")
@@ -177,34 +162,11 @@ def class_rows(result: Row) -> Iterator[dict[str, Any]]:
             }  # fmt: skip
 
 
-def claim_rows(results: Sequence[Row]) -> list[dict[str, Any]]:
-    networks: dict[str, list[Rows]] = {}
-    for result in results:
-        rows = {row["epoch"]: row for row in result["epochs"]}
-        networks.setdefault(result["training"]["network"], []).append(rows)
-    return [
-        {"claim": claim.text, "network": network, "trainings": len(trainings), "mean": mean, "low": low,
-         "high": high, "limit": claim.limit, "predicted": "above" if claim.above else "below",
-         "answer": answer(low, high, claim.limit, claim.above) if math.isfinite(mean) else UNTESTED}
-        for claim in CLAIMS for network, trainings in networks.items()
-        for mean, low, high in [t_interval([claim.number(rows) for rows in trainings])]
-    ]  # fmt: skip
-
-
 def claims(folder: Path = TEN) -> list[dict[str, str]]:
     """Entries of the index of all claims."""
-    rows, entries = read_table("claims", folder), []
-    for claim in CLAIMS:
-        own = [row for row in rows if row["claim"] == claim.text]
-        side = f"{'above' if claim.above else 'below'} {claim.limit:g}"
-        entries.append({
-            "paper": "cscore", "where": claim.where,
-            "text": f"Ten classes: {claim.text} ({claim.measured}, {side})",
-            "published": ", ".join(f"{p:.3f}" for p in claim.published) or "no number",
-            "here": "; ".join(f"{NETWORKS[r['network']]} {interval_text(r)}" for r in own),
-            "answer": overall([row["answer"] for row in own]),
-        })  # fmt: skip
-    return entries
+    rows = read_table("claims", folder)
+    entries = [claim.entry("cscore", rows, lambda row: NETWORKS[row["network"]]) for claim in CLAIMS]
+    return [{**entry, "text": f"Ten classes: {entry['text']}"} for entry in entries]
 
 
 def _cell(values: Sequence[float], digits: int = 2) -> str:

@@ -289,10 +289,8 @@ def index_page() -> str:
             f"{n} {_number(own[n]['mean'])} ({_number(own[n]['low'])} to {_number(own[n]['high'])})"
             for n in networks
         )
-        side = f"{'above' if claim.above else 'below'} {claim.limit:g}"
-        published = ", ".join(f"{p:.3f}" for p in claim.published)
-        text = f"{claim.text} ({claim.measured}, {side})"
-        claims.append([claim.where, text, published, "; ".join(numbers), answers[claim.text]])
+        claims.append([claim.where, claim.title, claim.published_text, "; ".join(numbers),
+                       answers[claim.text]])  # fmt: skip
     tables = {
         paper: as_table(OTHER_COLUMNS, (
             [c["where"], c["text"], c["published"], c["here"], c["answer"]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from heatproof.verdict.follow import calibration, rule
 from research.calibration.__main__ import calibrate_command
 from research.calibration.collect import CONTROLS, collect
 from research.calibration.population import SIDES, Member, members, open_pictures
-from research.calibration.protocol import ELSEWHERE, Measuring, measure
+from research.calibration.protocol import ELSEWHERE, Measuring, left_out, measure
 from research.calibration.sequential import AUDIT, AUDIT_LOOKS, count
 from research.calibration.thresholds import (
     CHOSE,
@@ -200,6 +201,22 @@ def test_what_is_measured_is_not_measured_again_and_the_order_is_by_cost(tmp_pat
     path.write_text("{}")
     assert Measuring(tmp_path, quick=True).missing() == cheap[1:]
     assert Measuring(tmp_path, quick=True, at_most=2).missing() == cheap[1:3]
+
+
+def test_the_networks_of_the_plan_can_be_chosen(tmp_path: Path) -> None:
+    chosen = Measuring(tmp_path, tmp_path, networks=("resnet18", "tiny"))
+    assert chosen.missing() == [
+        m for m in Measuring(tmp_path, tmp_path).missing() if m.network in ("resnet18", "tiny")
+    ]
+    assert {m.network for m in replace(chosen, quick=True).missing()} == {"tiny"}
+    assert left_out(Measuring(tmp_path, networks=("resnet20",))) == ["cifar10"]
+    options = ["--out", str(write(tmp_path, *map(member, range(4)))), "--network"]
+    result = CliRunner().invoke(calibrate_command, [*options, "resnet56"], catch_exceptions=False)
+    assert (
+        "without --data there is nothing of cifar10" in result.output and "4 pairs measured" in result.output
+    )
+    result = CliRunner().invoke(calibrate_command, [*options, "resnet57"])
+    assert result.exit_code == 2 and "'resnet57' is not one of 'mini', 'tiny'" in result.output
 
 
 def test_what_is_collected_is_what_a_run_measures() -> None:

@@ -17,7 +17,7 @@ from heatproof.train import small_net
 from heatproof.train.recipe import Phase, Recipe
 from research.jobs import Place
 from research.replication import cose, cose_tables, cscore_pages, pages
-from research.replication.claims import HOLDS, NOT, UNTESTED
+from research.replication.claims import HOLDS, NOT, UNTESTED, overall
 from research.replication.population import PLAN, Training
 from research.replication.train import Data
 
@@ -132,11 +132,11 @@ def test_claims_that_compare_networks_need_all_of_them() -> None:
         for seed in range(3) for method in cose.PAPER.values()
     ]  # fmt: skip
     claim = next(c for c in cose_tables.CLAIMS if c.text.startswith("Transformers have a higher COSE"))
-    assert claim.values(cose_tables.Measures(rows, [], [])) == {name: [15.0] * 3 for name in cose.PAPER}
+    assert claim.number(cose_tables.Measures(rows, [], [])) == {name: [15.0] * 3 for name in cose.PAPER}
     some = [row for row in rows if row["network"] != "resnet56"]
     answers = [row for row in cose_tables.claim_rows(cose_tables.Measures(some, [], []))
                if row["claim"] == claim.text]  # fmt: skip
-    assert answers == [] and cose_tables.overall([]) == UNTESTED
+    assert answers == [] and overall([]) == UNTESTED
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from markupsafe import Markup
 from PIL import Image
 
 from heatproof.disk import output_path, write_whole
@@ -32,12 +31,10 @@ from heatproof.report.pieces import (
     Grid,
     Panels,
     Scale,
-    asset,
-    fill,
+    html_page,
     named,
     nice_ticks,
     number,
-    policy,
     with_sub,
 )
 from heatproof.show import address, overlay, plain_table
@@ -166,13 +163,11 @@ class RunComparison:
             others.append({"name": side.name, **counts, "charts": _charts(own), "numbers": _table(own, side)})
         content = {
             "this": self,
-            "policy": policy(""),
-            "style": Markup(asset("page.css")),
             "words": WORDS,
             "moved": [(image, _strip(self, image)) for image in self.moved],
             "others": others,
         }
-        write_whole({path: fill("compare", content).encode("utf-8", errors="replace")})
+        write_whole({path: html_page("compare", content).encode("utf-8", errors="replace")})
         return path
 
     def as_json(self) -> dict[str, Any]:

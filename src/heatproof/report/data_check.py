@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from markupsafe import Markup
 from PIL import Image
 from scipy.spatial import cKDTree
 from scipy.stats import rankdata
@@ -27,7 +26,7 @@ from heatproof.images.duplicates import MOST, SIDE, near_duplicates
 from heatproof.images.files import is_picture, quantisation
 from heatproof.images.source import Source, draw
 from heatproof.metrics.properties import measured
-from heatproof.report.pieces import Grid, asset, fill, named, number, policy
+from heatproof.report.pieces import Grid, html_page, named, number
 from heatproof.verdict.follow import LEVEL, holm
 
 SCHEMA = "heatproof-data-check-1"
@@ -110,10 +109,9 @@ class DataCheck:
         ]  # fmt: skip
         heads = ["Property", "Balanced accuracy", "Permuted labels", "95 % of them below", "p", "Class",
                  "Recall"]  # fmt: skip
-        content = {"this": self, "policy": policy(""), "style": Markup(asset("page.css")),
-                   "numbers": Grid(heads, rows, "Every property")}  # fmt: skip
+        content = {"this": self, "numbers": Grid(heads, rows, "Every property")}
         record = json.dumps(self.as_json(), indent=1, ensure_ascii=False, allow_nan=False)
-        page = fill("data_check", content).encode("utf-8", errors="replace")
+        page = html_page("data_check", content).encode("utf-8", errors="replace")
         write_whole({path: page, path.with_suffix(".json"): record})
         return path
 

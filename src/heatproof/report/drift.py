@@ -33,7 +33,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from markupsafe import Markup
 from PIL import Image
 from skimage.feature import match_template
 from torch.nn import functional as F
@@ -50,7 +49,7 @@ from heatproof.models.model import Model, as_model
 from heatproof.report.compare import RunSide, read_side, split_names
 from heatproof.report.gallery import resized
 from heatproof.report.panels import Tile, sheet
-from heatproof.report.pieces import Grid, asset, fill, number, policy
+from heatproof.report.pieces import Grid, html_page, number
 from heatproof.rows import MIN_N, PRETRAINED, RANDOM
 from heatproof.run.config import study_from
 from heatproof.run.engine import run_study
@@ -168,11 +167,9 @@ class Drift:
             [t.name, t.question, *map(number, (t.reference, t.live, t.difference, t.usual, t.p)),
              "differs" if t.p < LEVEL else "like the reference"] for t in self.tests
         ]  # fmt: skip
-        content = {
-            "this": self, "policy": policy(""), "style": Markup(asset("page.css")), "level": LEVEL,
-            "table": Grid(heads, rows, "All statistics"), "maps": address(self.mean_maps()),
-        }  # fmt: skip
-        write_whole({path: fill("drift", content).encode("utf-8", errors="replace")})
+        content = {"this": self, "level": LEVEL, "table": Grid(heads, rows, "All statistics"),
+                   "maps": address(self.mean_maps())}  # fmt: skip
+        write_whole({path: html_page("drift", content).encode("utf-8", errors="replace")})
         return path
 
     def mean_maps(self) -> Image.Image:

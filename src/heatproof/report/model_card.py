@@ -14,12 +14,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from heatproof.disk import output_path, write_whole
 from heatproof.errors import InputError, StoreError
 from heatproof.metrics.results import mean_interval
-from heatproof.report.pieces import TEMPLATES, Grid, asset, fill, named, number, policy
+from heatproof.report.pieces import TEMPLATES, Grid, asset, html_page, named, number
 from heatproof.store.ledger import check_types
 from heatproof.verdict.answers import USES, WORDS, Test, Verdict, without_nan
 from heatproof.verdict.data import RunData
@@ -113,9 +111,8 @@ def write_board(files: Iterable[Path], path: str | Path) -> Path:
             named(USES.get(r.uses_object, r.uses_object)), named(r.weights[:8]), named(r.data_hash[:8]),
             named(r.versions.get("heatproof", "")), named(r.started[:10]),
         ])  # fmt: skip
-    content = {"table": Grid(heads, rows, "Results"), "count": len(rows), "policy": policy(script),
-               "style": Markup(asset("page.css")), "script": Markup(script)}  # fmt: skip
-    write_whole({path: fill("board", content).encode("utf-8", errors="replace")})
+    content = {"table": Grid(heads, rows, "Results"), "count": len(rows)}
+    write_whole({path: html_page("board", content, script).encode("utf-8", errors="replace")})
     return path
 
 

@@ -21,7 +21,7 @@ from heatproof.disk import output_path, write_whole
 from heatproof.errors import InputError, counted
 from heatproof.report import sections
 from heatproof.report.gallery import MOST, FrontImages, front_images, gallery
-from heatproof.report.pieces import Grid, Section, asset, fill, named, policy
+from heatproof.report.pieces import Grid, Section, asset, fill, html_page, named
 from heatproof.verdict import follow, uses
 from heatproof.verdict.alarms import Alarm
 from heatproof.verdict.answers import QUESTIONS, USES, WORDS, Verdict, listed
@@ -155,14 +155,8 @@ def render(
     else:
         why = "no image was requested" if pictures is None else "the run has no image"
         section = Section("pictures", title, missing=why)
-    content = {
-        "this": read_report(data, verdict, section, more, front),
-        "policy": policy(script),
-        "style": Markup(asset("page.css")),
-        "script": Markup(script),
-        "data": pictures or {},
-    }
-    return str(fill("report", content))
+    content = {"this": read_report(data, verdict, section, more, front), "data": pictures or {}}
+    return html_page("report", content, script)
 
 
 def advice(verdict: Verdict) -> str:

@@ -55,6 +55,12 @@ def policy(script: str) -> str:
     )
 
 
+def html_page(template: str, content: Mapping[str, Any], script: str = "", room: str = "report") -> str:
+    """Render a whole page with its content policy and style sheet; it may run this script alone."""
+    frame = {"policy": policy(script), "style": Markup(asset("page.css")), "script": Markup(script)}
+    return str(fill(template, {**frame, **content}, room))
+
+
 class Piece:
     """A part of a page; `this` in its template."""
 

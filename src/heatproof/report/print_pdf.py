@@ -20,13 +20,11 @@ from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 
-from markupsafe import Markup
-
 from heatproof.disk import output_path, write_whole
 from heatproof.errors import MissingExtraError, need
 from heatproof.report.gallery import GROUPS, choose, draw_images, front_images, map_agreement
 from heatproof.report.page import read_report
-from heatproof.report.pieces import Section, asset, fill, policy
+from heatproof.report.pieces import Section, asset, html_page
 from heatproof.report.sections import scores
 from heatproof.verdict.answers import Verdict
 from heatproof.verdict.data import RunData
@@ -78,12 +76,10 @@ def paper_html(data: RunData, verdict: Verdict, without: Sequence[str] = ()) -> 
     images = data.manifest.config.get("images", {})
     content = {
         "this": page,
-        "policy": policy(""),
-        "style": Markup(asset("page.css")),
         "dataset": " ".join(str(images[key]) for key in ("kind", "path") if images.get(key)),
         "printed": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     }
-    return str(fill("paper", content))
+    return html_page("paper", content)
 
 
 def paper_pictures(data: RunData) -> Section:

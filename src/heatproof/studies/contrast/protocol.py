@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from markupsafe import Markup
 from PIL import Image
 
 from heatproof.contrast.api import FLOORS, Contrast, ContrastPoint, ProgressCallback, contrast, labelled
@@ -34,11 +33,9 @@ from heatproof.report.pieces import (
     Line,
     LinePanel,
     Panels,
-    asset,
-    fill,
+    html_page,
     named,
     number,
-    policy,
     with_sub,
 )
 from heatproof.report.tables import Table, Value
@@ -136,12 +133,12 @@ def contrast_page(result: Contrast) -> str:
             answers.append((method, result.shown_from(method), best, differs))
     judged = sum(bool(point.scores) for point in result.points)
     content = {
-        "this": result, "policy": policy(""), "style": Markup(asset("page.css")), "answers": answers,
+        "this": result, "answers": answers,
         "tables": [(point, table(point)) for point in result.points],
         "curves": _curves(result) if judged > 1 else None,
         "strips": [(m, address(strip(result, m))) for m, score in result.scores.items() if score.maps],
     }  # fmt: skip
-    return str(fill("contrast", content, "studies/contrast"))
+    return html_page("contrast", content, room="studies/contrast")
 
 
 def table(point: ContrastPoint) -> Grid | None:
