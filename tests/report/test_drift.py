@@ -214,5 +214,8 @@ def test_a_monitor_explains_images_and_compares_the_last_ones(place: Path) -> No
     for part in normalised[1].split(7):
         monitor.add(part)
     assert monitor.seen == 120 and monitor.result().drifted
+    drift = monitor.result()
+    page = drift.report(place / "monitor.html").read_text(encoding="utf-8")
+    assert "reference: n = {}; live: n = {}<".format(*drift.images) in page
     with pytest.raises(InputError, match="without a model takes maps"):
         hp.DriftMonitor(place / "reference").add(normalised[0])
