@@ -2,31 +2,37 @@
 
     python -m research.calibration.sequential docs/results/calibration/members.json.gz
 
-writes sequential.csv beside the file that `python -m research.calibration` writes. The rule (informative,
-yes, no), the looks, ten steps and two random networks were chosen before, on other networks; the table also
-has other cases, for comparison.
+writes sequential.csv beside the file that `python -m research.calibration` writes, and the rates of an audit
+into the package's rates.json. The rule (informative, yes, no), the looks, ten steps and two random networks
+were chosen before, on other networks; the table also has other cases, for comparison.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.stats import norm
 
+from heatproof.disk import write_whole
 from heatproof.metrics.specific import DRAWS, STEPS
 from heatproof.registry import parse_call
+from heatproof.studies.audit.planner import DRAWS as AUDIT_DRAWS
 from heatproof.studies.common import write_rows
 from heatproof.verdict.follow import (
     FIRST_LOOK,
     KINDS,
     LEVEL,
+    RATES,
     FollowRule,
     Values,
     answers,
+    calibration,
     looks,
     rule,
 )
@@ -71,11 +77,19 @@ class Counts:
     images: int = 0  # on which methods were tested
     inputs: int = 0  # of these tests
 
+    @property
+    def rates(self) -> dict[str, Share]:
+        return {
+            "false_alarm": Share.of(self.alarms, self.following),
+            "miss": Share.of(self.misses, self.controls),
+            "undecided": Share.of(self.undecided, self.methods),
+        }
+
     def row(self) -> list[str]:
-        shares = [(self.alarms, self.following), (self.gradient_alarms, self.gradients),
-                  (self.misses, self.controls), (self.undecided, self.methods)]  # fmt: skip
+        alarms, *others = self.rates.values()
+        shares = [alarms, Share.of(self.gradient_alarms, self.gradients), *others]
         each = self.methods * IMAGES
-        return [*(Share.of(*pair).text for pair in shares), f"{self.images / self.methods:.0f}",
+        return [*(share.text for share in shares), f"{self.images / self.methods:.0f}",
                 f"{self.inputs / each:.0f}"]  # fmt: skip
 
 
@@ -136,11 +150,18 @@ def inputs(method: str, steps: int, draws: int) -> int:
     return 2 * (draws + 2) * (steps - 1) + draws * repeats
 
 
+def audit_rates(members: Sequence[Member]) -> dict[str, Any]:
+    """Rates of the test of an audit, as rates.json states them."""
+    counts = count(members, rule(), SPENDING[AUDIT], STEPS, AUDIT_DRAWS)
+    rates = {name: asdict(share) for name, share in counts.rates.items()}
+    return rates | {"networks": sum(len(member["tests"]) for member in members)}
+
+
 def main(path: Path) -> None:
     members, by = read_members(path, fewest=2), rule()
     small = [m for m in members if m["member"]["network"] in SIDES]
     groups = {"all": members, "larger networks": [m for m in members if m not in small], "small ones": small}
-    cases = [("one look", STEPS, DRAWS), (AUDIT, STEPS, DRAWS), (AUDIT, STEPS, 2)]
+    cases = [("one look", STEPS, DRAWS), (AUDIT, STEPS, DRAWS), (AUDIT, STEPS, AUDIT_DRAWS)]
     others = [(AUDIT, STEPS, 1), (AUDIT, STEPS // 2, DRAWS)]
     others += [(name, STEPS, DRAWS) for name in SPENDING if (name, STEPS, DRAWS) not in cases]
     rows = []
@@ -150,6 +171,8 @@ def main(path: Path) -> None:
             rows.append([f"{name} ({len(group)})", looked, str(steps), str(draws), *counts.row()])
             print(" | ".join(rows[-1]))
     write_rows(path.parent / "sequential.csv", HEADER, rows)
+    content = {**calibration(), "rates_sequential": audit_rates(members)}
+    write_whole({RATES: json.dumps(content, indent=1) + "\n"})
 
 
 if __name__ == "__main__":

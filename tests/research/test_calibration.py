@@ -26,7 +26,7 @@ from research.calibration.__main__ import calibrate_command
 from research.calibration.collect import CONTROLS, collect
 from research.calibration.population import SIDES, Member, members, open_pictures
 from research.calibration.protocol import ELSEWHERE, Measuring, left_out, measure
-from research.calibration.sequential import AUDIT, AUDIT_LOOKS, count
+from research.calibration.sequential import AUDIT, AUDIT_LOOKS, audit_rates, count
 from research.calibration.thresholds import (
     CHOSE,
     OTHER,
@@ -310,3 +310,4 @@ def test_the_table_of_the_sequential_test_follows_from_the_published_members() -
     counted = count(small, rule(), AUDIT_LOOKS, draws=2).row()
     assert counted == [*published.values()][4:]
     assert len(measured) == calibration()["rates_by_group"][SINCE]["networks"] / 2
+    assert audit_rates(measured) == calibration()["rates_sequential"]

@@ -272,7 +272,8 @@ class Verdict:
         known = self.rates.get("rates") or {}
         if not known or not any(test.votes for method in self.methods for test in method.tests):
             return self.network.measured
-        shares = [rate_text(known[kind]) for kind in ("false_alarm", "miss", "undecided")]
+        sequential, names = self.rates.get("sequential"), ("false_alarm", "miss", "undecided")
+        shares = [rate_text(known[name]) for name in names]
         kinds = ", ".join(f"{rate_text(r)} of {k}" for k, r in known.get("false_alarm_by_kind", {}).items())
         text = (
             f"Error rates, measured on {known['networks']} networks with planted evidence that were not used "
@@ -280,6 +281,9 @@ class Verdict:
             f"{kinds and f' ({kinds})'}; {shares[1]} of the maps known not to follow were judged to follow; "
             f"{shares[2]} of the methods stayed undecided."
         )
+        if sequential:
+            shares = [rate_text(sequential[name]) for name in names]
+            text += f" Tested sequentially, as in this run, on {sequential['networks']}: {listed(shares)}."
         return " ".join(filter(None, [text, self.network.measured]))
 
     def follows(self, method: str) -> Claim:

@@ -44,6 +44,7 @@ ENOUGH = 30  # images
 LEVEL = 0.05
 FIRST_LOOK = 40  # images of a sequential test: more than ENOUGH, since some decide nothing
 ALONE = 1.0  # mean of the best method, assumed if all maps of a run are stored
+RATES = Path(__file__).with_name("rates.json")
 KINDS = ("weights", "place")  # the parts of the metric that votes
 Values = Mapping[str, tuple[np.ndarray, np.ndarray]]  # by method: both numbers of every image
 
@@ -60,7 +61,7 @@ class FollowRule:
 @lru_cache(maxsize=1)
 def calibration() -> Mapping[str, Any]:
     """The calibrated rule with its error rates, the population and the command that measured them."""
-    content: dict[str, Any] = json.loads(Path(__file__).with_name("rates.json").read_text("utf-8"))
+    content: dict[str, Any] = json.loads(RATES.read_text("utf-8"))
     return content
 
 

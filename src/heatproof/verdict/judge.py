@@ -81,6 +81,8 @@ def judge(data: RunData, by: follow.FollowRule | None = None) -> Verdict:
     alarms = tuple(asdict(alarm) | {"name": alarm.name} for alarm in data.alarms)
     rates = {key: follow.calibration()[key] for key in ("rates", "population", "made_by")}
     rates |= {"rates": follow.calibration()["rates_alone"]} if scale else {}
+    if data.manifest.config.get("run", {}).get("tested"):
+        rates["sequential"] = follow.calibration()["rates_sequential"]
     record = data.evidence
     by_following = record is not None and bool({*record.methods} & {*following})
     network = network_answer(record, by_following, why=data.evidence_missing)
