@@ -9,6 +9,7 @@ import sys
 import threading
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch import nn
 import heatproof as hp
 from heatproof.cli import main
 from heatproof.errors import HeatproofError, InputError
+from heatproof.explain.baselines import is_floor
 from heatproof.images import Preprocess, batches, open_source
 from heatproof.run.checks import check_study
 from heatproof.run.config import read_study
@@ -30,7 +32,9 @@ from heatproof.store import RunFolder
 from heatproof.studies.audit import planner, protocol
 from heatproof.studies.audit.planner import (
     CORE,
+    EVIDENCE_PASSES,
     FIRST,
+    MARGIN,
     MORE,
     MOST_OFF,
     VOTE,
@@ -41,6 +45,7 @@ from heatproof.studies.audit.planner import (
 )
 from heatproof.studies.audit.protocol import AuditScheduler, plan_audit, run_audit, write_images
 from heatproof.studies.audit.settings import AuditSettings, EvidenceSettings
+from heatproof.verdict.follow import calibration
 from tiny_study import fingerprint, make_study
 
 TRANSFORMER = """
@@ -192,6 +197,7 @@ def test_from_one_line_to_a_page_and_the_same_line_goes_on(folder: Path) -> None
         assert word in ran.output, word
     verdict = json.loads((folder / "audit/run/verdict.json").read_text())
     assert verdict["headline"] in ran.output and (folder / "audit/report.html").stat().st_size > 50_000
+    assert verdict["rates"]["sequential"] == calibration()["rates_sequential"]
     study = read_study("audit/study.toml")
     assert study.methods[:2] == ["gradcam", "random"] and study.model.checkpoints == ["../epochs/epoch02.pt"]
     rows = fingerprint(folder / "audit/run")
@@ -234,9 +240,9 @@ def test_what_a_step_took_decides_what_follows(many: Path) -> None:
     assert budget.scale == pytest.approx(10) and len(later[-1].methods) < len(rest[-1].methods)
     assert budget.seconds(later[-1]) <= 0.8 * 1000
     assert {*later[-1].out_of_time} > {*rest[-1].out_of_time}
-    for step, before in zip(later, [first, *later], strict=False):  # a run can only add at the end of a list
-        assert step.methods[: len(before.methods)] == before.methods
-        assert step.metrics[: len(before.metrics)] == before.metrics and step.images >= before.images
+    for after, before in zip(later, [first, *later], strict=False):  # a run can only add at the end of a list
+        assert after.methods[: len(before.methods)] == before.methods
+        assert after.metrics[: len(before.metrics)] == before.metrics and after.images >= before.images
     budget = ladder(opened, 1000.0)
     budget.record(step, 0.0)
     assert budget.scale == 1 / MOST_OFF  # an idle one: more of it fits
@@ -275,6 +281,25 @@ def test_a_decided_method_is_tested_on_no_further_image(many: Path) -> None:
     everything = [(120, (*last.methods,))]
     saved = budget._cost(replace(last, tested=tuple(everything)), lambda _: 120.0)
     assert budget._cost(last, last.tested_images) < 0.6 * saved
+
+
+def test_images_after_evidence_cost_all_evidence_again(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is computed over all images, so it is computed again if there are more."""
+    monkeypatch.setattr(Fixed, "method", lambda _self, method: 0.0 if is_floor(method) else 1.0)
+    budget = ladder(opened_study(many), 1e9, ("gradcam",))
+    first, _ = budget.step(("gradcam",))
+    assert first is not None
+    done = replace(first, metrics=(*first.metrics, "evidence"))
+    budget.done, budget.decided = done, frozenset({"gradcam"})
+    again = EVIDENCE_PASSES * 40.0
+    more = replace(done, images=48)
+    assert budget.step_seconds(more) == pytest.approx(again + 8 * (EVIDENCE_PASSES + 1))
+    for seconds, images in ((again / 2, 40), (3 * again, 104)):
+        budget.left = partial(float, (seconds + 20 * (EVIDENCE_PASSES + 1)) / MARGIN)
+        assert budget.plan(("gradcam",))[-1].images == images
+    before = budget.scale
+    budget.record(more, 0.1)
+    assert budget.scale == before and budget.done == more
 
 
 class Stop(Progress):

@@ -313,13 +313,18 @@ class BudgetPlanner:
 
     def _seconds(self, chosen: Selection, tests: Callable[[str], float]) -> float:
         before = self._cost(self.done, self.done.tested_images) if self.done else 0.0
-        return self.scale * (self._cost(chosen, tests) - before)
+        each = EVIDENCE_PASSES * self.costs.method(self.costs.first) * self._computes_evidence(chosen)
+        return self.scale * (self._cost(chosen, tests) - before + self.checkpoints * chosen.images * each)
+
+    def _computes_evidence(self, step: Selection) -> bool:
+        """Whether a step computes evidence: once, and again over all images if there are more."""
+        known = self.done and EVIDENCE in self.done.metrics and step.images == self.done.images
+        return EVIDENCE in step.metrics and not known
 
     def _cost(self, chosen: Selection, tests: Callable[[str], float]) -> float:
-        """Expected seconds at scale 1. tests: returns the number of images on which a method is tested."""
+        """Expected seconds at scale 1 without evidence. tests: number of images with tests of a method."""
         tested = sum(tests(method) * self.costs.test(method, chosen.groups) for method in chosen.methods)
-        evidence = EVIDENCE_PASSES * self.costs.method(self.costs.first) * (EVIDENCE in chosen.metrics)
-        return self.checkpoints * (chosen.images * (self.costs.image(chosen.methods) + evidence) + tested)
+        return self.checkpoints * (chosen.images * self.costs.image(chosen.methods) + tested)
 
     def _expected_tests(self, chosen: Selection, method: str) -> float:
         tested = self.done.tested_images(method) if self.done else 0
@@ -330,8 +335,8 @@ class BudgetPlanner:
 
     def record(self, step: Selection, seconds: float) -> None:
         """Record the time of a step, which corrects later estimates; that of evidence does not: a maximum."""
-        adds_evidence = self.done and EVIDENCE in {*step.metrics} - {*self.done.metrics}
-        if not adds_evidence and (expected := self.step_seconds(step) / self.scale) > 0:
+        expected = self.step_seconds(step) / self.scale
+        if expected > 0 and not self._computes_evidence(step):
             self.scale = min(max(seconds / expected, 1 / MOST_OFF), MOST_OFF)
         self.done = step
 
@@ -474,8 +479,9 @@ class BudgetPlanner:
     def _images(self, chosen: Selection, most: int) -> Selection:
         """As many images as there is time for, in whole units, to which more can be added later."""
         most = min(most, self.most, len(self.resolved.source))
-        each = self.seconds(replace(chosen, images=chosen.images + 1)) - self.seconds(chosen)
-        more = (self.affordable - self.seconds(chosen)) / each if each else math.inf
+        first, second = (self.seconds(replace(chosen, images=chosen.images + n)) for n in (1, 2))
+        each = second - first  # the first one also costs what is computed again over all images
+        more = 1 + (self.affordable - first) / each if each else math.inf
         fits = most if chosen.images + more >= most else int(chosen.images + more) // BATCH * BATCH
         return replace(chosen, images=max(chosen.images, fits))
 
