@@ -95,7 +95,7 @@ def refuse_unused_options(names: Sequence[str], options: BenchOptions) -> None:
     for option in ("network", "precision", "pictures", "data"):
         takers = [name for name, entry in SECTIONS.items() if option in entry.takes]
         if getattr(options, option) and not set(takers) & set(names):
-            raise InputError(f"--{option} is for {' and '.join(takers)}; add --section {takers[0]}")
+            raise InputError(f"--{option} is for {', '.join(takers)}; add --section {takers[0]}")
     for precision in options.precision:
         check_precision(precision)
 

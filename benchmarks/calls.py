@@ -9,7 +9,7 @@ CPU's own clock, which does not count other programs.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
 
@@ -21,6 +21,8 @@ from benchmarks.explain import FASTER, captum_gradcam, grad_cam
 from benchmarks.sections import BenchOptions
 from benchmarks.steady import in_use
 from heatproof.explain.api import explain
+from heatproof.models.accel import keep_freed_memory
+from heatproof.models.model import all_logits
 from heatproof.run.worker import fixed_threads
 
 LAYERS = {"resnet18": "layer4", "resnet50": "layer4", "squeezenet1_1": "features", "mobilenet_v2": "features"}
@@ -36,6 +38,8 @@ def parts(options: BenchOptions) -> Iterator[Part]:
             made = partial(rows, name, batch, options.device, 3 if options.quick else 20)
             yield Part(f"Grad-CAM of {name}, batch {batch}", made, options.device)
     yield Part("first answer", partial(first_answer, names[0], options.device), options.device)
+    if not options.gpu:  # last, since it lasts until the process ends
+        yield Part("freed memory", partial(kept_memory, names, 3 if options.quick else 10))
 
 
 def bare_pass(module: nn.Module, images: Tensor, layer: str) -> Callable[[], object]:
@@ -120,3 +124,19 @@ def first_answer(name: str, device: str) -> list[Row]:
         first, later = (sorted(map(timed, modules))[2] for _ in range(2))
     what = f"first Grad-CAM of a new module, {name}, one image"
     return [cost(what, first, "second call", later)]
+
+
+def kept_memory(names: Sequence[str], repeat: int) -> list[Row]:
+    """An input of a pass of eight, before and after glibc is set to keep freed memory, as in long jobs."""
+    images = torch.randn(8, 3, 224, 224)
+    models = {name: network(name, "cpu") for name in names}
+    passes = {name: partial(all_logits, model, images) for name, model in models.items()}
+    before = side_by_side(passes, repeat)
+    keep_freed_memory()
+    after = side_by_side(passes, repeat)
+    return [
+        cost(
+            f"input of {name}, freed memory kept", after[name] / 8, "returned to the system", before[name] / 8
+        )
+        for name in names
+    ]

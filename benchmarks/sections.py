@@ -42,6 +42,9 @@ SECTIONS = {
         "how close shorter forms of methods come to longer ones", "-", "hours", ("data", "network"),
         False, True,
     ),
+    "budgets": BenchSection(
+        "audits of trained networks with a budget of minutes", "-", "30 minutes", ("data", "network"), False
+    ),
     "precision": BenchSection(
         "what bf16 changes in maps and rows", "-", "20 minutes", ("data", "precision", "pictures"),
         False, True,

@@ -61,7 +61,7 @@ def test_every_section_has_a_file_and_the_help_says_what_it_costs() -> None:
     for name, section in SECTIONS.items():
         assert callable(importlib.import_module(f"benchmarks.{name}").parts)
         assert re.search(rf"^ +{name} +{re.escape(section.what)}$", output, re.MULTILINE)
-    assert command.chosen([]) == [name for name in SECTIONS if name not in ("passes", "precision")]
+    assert command.chosen([]) == [name for name in SECTIONS if name not in ("passes", "budgets", "precision")]
 
 
 def test_a_file_keeps_its_rows_but_for_parts_that_are_measured_again(
@@ -101,7 +101,12 @@ def test_what_cannot_be_is_reported_before_anything_is_measured(tmp_path: Path) 
     expected = {
         ("-s", "maps", "--csv", str(tmp_path)): "cannot write",
         ("-s", "maps", "--csv", str(tmp_path / "other.csv")): "no table of python -m benchmarks",
-        ("-s", "maps", "--network", "resnet50"): "--network is for audit and passes; add --section audit",
+        (
+            "-s",
+            "maps",
+            "--network",
+            "resnet50",
+        ): "--network is for audit, passes, budgets; add",
         ("-s", "audit", "--precision", "fp16"): "did you mean 'bf16'",
         ("-s", "passes", "-s", "maps", "--csv", str(tmp_path / "x")): "one --section at a time",
         ("-s", "precision"): "--data",
