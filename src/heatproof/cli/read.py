@@ -36,8 +36,8 @@ DEFAULT = "-"  # the usual name of a file in the run's folder
 
 @click.command("verdict")
 @click.argument("run", type=PATH)
-@click.option("--checkpoint", help="At this checkpoint; the last one where none is named.")
-@click.option("--model", help="Of this model, where the run has several.")
+@click.option("--checkpoint", help="Checkpoint to judge; the last by default.")
+@click.option("--model", help="Model to judge, if the run contains several.")
 @click.option("--json", "as_json", is_flag=True, help="Print verdict.json instead of a table.")
 @click.option("--tests", is_flag=True, help="Also show the tests of maps that do not vote, as information.")
 def verdict_command(run: Path, checkpoint: str | None, model: str | None, as_json: bool, tests: bool) -> None:
@@ -229,7 +229,7 @@ def compare_command(runs: tuple[str, ...], out: Path, pictures: int, everything:
 @click.argument("live")
 @click.option("--out", type=PATH, help="Folder of the results; by default that of the live run.")
 @click.option("--splits", default=1000, type=click.IntRange(100), help="Random splits of the images.")
-@click.option("--seed", default=0, help="Of the splits.")
+@click.option("--seed", default=0, help="Random seed of the splits.")
 @click.pass_context
 def drift_command(
     ctx: click.Context, reference: str, live: str, out: Path | None, splits: int, seed: int

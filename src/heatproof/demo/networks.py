@@ -129,7 +129,7 @@ def settle(out: Path, sizes: Sizes, seed: int) -> None:
     path, wanted = out / "demo.toml", toml({"seed": seed, **asdict(sizes)})
     if not path.is_file():
         if out.is_file() or (out.is_dir() and any(out.iterdir())):
-            raise InputError(f"{out} holds other things; name a new folder with --out")
+            raise InputError(f"{out} holds other files; name a new folder with --out")
         write_whole({path: wanted})
         return
     stored = read_toml(path)

@@ -148,7 +148,7 @@ class Source:
             )
         if sample.boxes and sample.frame and not same_shape(sample.frame, size):
             raise InputError(
-                f"its boxes were drawn on a {_by(sample.frame)} picture, but the file has {_by(size)} pixels"
+                f"its boxes were drawn on a {_by(sample.frame)} image, but the file has {_by(size)} pixels"
             )
         carried = preprocess.carry_boxes(sample.boxes, size, sample.frame)
         masks = {name: read_mask(name, mask, self.read_mask) for name, mask in sample.masks.items()}

@@ -74,7 +74,7 @@ REASONS = (
     "",
     "both maps are constant, so they have no range",
     "the mask leaves no pixel to compare",
-    "one of the maps is constant, and nothing correlates with that",
+    "one of the maps is constant, so their correlation is not defined",
 )
 
 
