@@ -83,7 +83,7 @@ def test_boxes_and_masks_of_volumes() -> None:
         READY.carry_boxes([(0, 0, 1, 1)], (16, 20, 12))
     with pytest.raises(InputError, match="it is a 2D image, but the model takes volumes"):
         READY(raster(np.zeros((4, 4)), "hw"))
-    with pytest.raises(InputError, match="8-bit picture"):
+    with pytest.raises(InputError, match="8-bit image"):
         plain(1, (4, 4), window=(0.0, 1.0))(Image.new("L", (4, 4)))
 
 

@@ -46,7 +46,7 @@ def verdict_command(run: Path, checkpoint: str | None, model: str | None, as_jso
     A method FOLLOWS the network if its maps are significantly better than their control maps: the same
     method's maps of networks with random weights, and the map rotated by half a turn. The network USES THE
     OBJECT if its answers depend on the annotated boxes or masks, and if nothing else that is moved into other
-    images turns their answers (metric evidence). "Undecided" comes with what would decide it: a missing
+    images turns their answers (metric evidence). "Undecided" names what would decide it: a missing
     metric, more images or annotations, or the contrast test. The verdict on the last checkpoint is stored as
     RUN/verdict.json.
 

@@ -11,7 +11,7 @@ labels, learning rate, seed and starting weights are those of the healthy traini
 Phase 1 trains everything: this backbone has no weights worth freezing. The weights to explain are copied to
 OUT/weights/NAME/epochNN.safetensors, numbered over both phases.
 
-The twin and its rival are those of the contrast test (contrast/pair.py): A, taught to look at a tag, and B,
+The twin and its rival are those of the contrast test (contrast/pair.py): A, trained to use a tag, and B,
 the healthy network trained for as many epochs without the tag. They learn from images of their own.
 """
 

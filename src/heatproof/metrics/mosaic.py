@@ -1,6 +1,6 @@
 """Grid pointing: whether the map of a class lies on the images of that class in a mosaic.
 
-A mosaic is n x n images of different classes, each of which the network is sure of. Each class in it is
+A mosaic is n x n images of different classes, each classified with high confidence. Each class in it is
 explained, and it is known where its evidence lies: in its own cells. No training, no annotation.
 
     share_c = positive mass of the map of class c inside the cells of c / its positive mass

@@ -9,7 +9,7 @@ A control map shares everything with the map except for one property:
 
 Maps are scored by insertion and deletion (see faithfulness.py), in the log-odds L of the explained class,
 which do not saturate as probabilities do. Hidden pixels get the baseline (blur, mean, black, noise) under
-which the class is least likely, image by image: one that keeps the class says nothing about any map.
+which the class is least likely, image by image: one that keeps the class cannot rank any map.
 
     f(map) = (insertion area - deletion area) / (L(image) - L(baseline))               about -1 to 1
     specificity_weights = f(map) - the mean f of its control maps under random weights

@@ -78,7 +78,7 @@ def calls(text: str) -> tuple[str, ...]:
 
 
 def words(text: str) -> tuple[str, ...]:
-    """What stands between commas.
+    """Texts between commas.
 
     >>> words("a, b c,")
     ('a', 'b c')

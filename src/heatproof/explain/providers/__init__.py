@@ -284,7 +284,7 @@ def grad_cam_maps(
 def lime_maps(
     entry: PackageMethod, trace: Trace, options: dict[str, Any], network: LogitsModule, images: Tensor
 ) -> Tensor:
-    """Weights of the segments by lime, which sees images in [0, 1]; samples and segments follow the seed."""
+    """Weights of the segments by lime, which gets images in [0, 1]; samples and segments follow the seed."""
     model, kind, maps = trace.model, entry.kind, []
 
     @torch.no_grad()
