@@ -181,7 +181,7 @@ class CscoreSettings(Settings):
         "lite0", "lite0, torchvision:NAME, timm:NAME, keras:NAME, FILE.py:FACTORY, ...", short="M"
     )
     networks: tuple[str, ...] = option(
-        (), "Several networks, in the form of --model, trained in turn and compared on one page."
+        (), "Several networks, in the form of --model, processed in turn and compared on one page."
     )
     beside: tuple[Path, ...] = option((), "A finished study, on the same page; may be repeated.")
     checkpoints: tuple[str, ...] = option(
