@@ -123,13 +123,13 @@ class PreprocessSettings(Settings):
     """Parts of the preprocessing that replace the network's own: the [preprocess] table of a study."""
 
     size: tuple[int, ...] = option(
-        (), "Pixels that the network sees: 128, or height,width.", read=pixels, default_text=""
+        (), "Input size of the network in pixels: 128, or height,width.", read=pixels, default_text=""
     )
     resize: tuple[int, ...] = option(
         (), "Shorter side before the centre crop, or exact height,width; --size by default.",
         read=pixels, default_text="",
     )  # fmt: skip
-    mean: tuple[float, ...] = option((), "Mean of each channel.", read=numbers, default_text="")
+    mean: tuple[float, ...] = option((), "Mean of each channel, to subtract.", read=numbers, default_text="")
     std: tuple[float, ...] = option((), "Standard deviation of each channel.", read=numbers, default_text="")
 
     @property
