@@ -272,7 +272,7 @@ def test_passes() -> None:
         ("legrad", "cnn", "has no attention"),
         ("legrad", "stages", "has no attention; use gradcam instead"),
         ("attnlrp", "cnn", "use lrp instead"),
-        ("rollout", "swin", "within windows or stages; use attnlrp instead"),
+        ("rollout", "swin", "within windows or stages only; use attnlrp instead"),
         ("legrad", "swin", "use attnlrp instead"),
         ("attnlrp(gamma=-1)", "timm", "must not be negative"),
     ],
