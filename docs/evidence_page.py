@@ -47,7 +47,7 @@ def found(twin: Twin) -> dict[str, list[EvidenceItem]]:
 
 
 def table(items: dict[str, list[EvidenceItem]]) -> str:
-    rows = ["| network | what was found | painting it over changes the answer in | painting elsewhere in |"]
+    rows = ["| network | what was found | removing it changes the answer in | removing a control window in |"]
     rows.append("|---|---|---|---|")
     for network, own in items.items():
         for item in own:

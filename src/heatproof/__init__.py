@@ -4,7 +4,7 @@
     hp.explain       maps of several methods, one shared pass  hp.metrics       scores of maps
     hp.run           run a study                               hp.open_run      scores, maps, verdict of a run
     hp.audit         choose, run and judge automatically       hp.compare       differences between runs
-    hp.evidence      what a network uses                       hp.check_data    what a dataset gives away
+    hp.evidence      what a network uses                       hp.check_data    shortcuts in a dataset
     hp.drift         do live maps differ from a run
     hp.monitor       score a network while it trains           hp.contrast      compare maps of trained copies
 

@@ -64,7 +64,7 @@ def clear_failure(path: Path) -> Iterator[None]:
                 folder = next(parent for parent in path.absolute().parents if parent.is_dir())
                 why += f" ({shutil.disk_usage(folder).free / 1e6:,.1f} MB are free in {folder})"
         elif error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            why = "the folder may not be written; change its permissions or choose another folder"
+            why = "the folder is not writable; change its permissions or choose another folder"
         else:
             why = f"{error.strerror or error}; what was written before is kept"
         raise StoreError(f"cannot write {path}: {why}") from error

@@ -44,7 +44,7 @@ class CheckpointError(ModelError):
 
 
 class LayerError(ModelError):
-    """A layer whose output has no spatial grid, or no layer that could be found."""
+    """A layer without a spatial grid in its output, or a missing layer."""
 
 
 class StoreError(HeatproofError, RuntimeError):

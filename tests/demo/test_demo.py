@@ -186,7 +186,7 @@ def test_another_seed_needs_another_folder(made: tuple[Path, str], tmp_path: Pat
     result = heatproof("demo", "--quick", "--seed", "1", "--out", str(out))
     assert result.exit_code == 2 and "seed = 0, not 1" in result.output
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(InputError, match="holds other things"):
+    with pytest.raises(InputError, match="holds other files"):
         settle(tmp_path, QUICK, 0)
 
 

@@ -268,11 +268,11 @@ def test_passes() -> None:
 @pytest.mark.parametrize(
     ("method", "network", "sentence"),
     [
-        ("rollout", "cnn", "does not attend; use gradcam instead"),
-        ("legrad", "cnn", "does not attend"),
-        ("legrad", "stages", "does not attend; use gradcam instead"),
+        ("rollout", "cnn", "has no attention; use gradcam instead"),
+        ("legrad", "cnn", "has no attention"),
+        ("legrad", "stages", "has no attention; use gradcam instead"),
         ("attnlrp", "cnn", "use lrp instead"),
-        ("rollout", "swin", "within windows or stages; use attnlrp instead"),
+        ("rollout", "swin", "within windows or stages only; use attnlrp instead"),
         ("legrad", "swin", "use attnlrp instead"),
         ("attnlrp(gamma=-1)", "timm", "must not be negative"),
     ],

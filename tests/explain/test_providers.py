@@ -377,7 +377,7 @@ def test_a_function_s_signs_are_kept() -> None:
     ("methods", "words"),
     [
         ({"gradcam": brightness}, "the name 'gradcam' is taken"),
-        ({"a(b)": brightness}, "is no name for a method"),
+        ({"a(b)": brightness}, "is not a valid method name"),
         ({"a": "gradcam"}, "a table of methods holds functions"),
         (
             [brightness, type("B", (), {"__name__": "brightness", "__call__": lambda *a: 0})()],

@@ -60,10 +60,10 @@ def header_only_png(width: int, height: int) -> bytes:
 BROKEN = {
     "empty.jpg": (b"", "the file is empty"),
     "cut.jpg": (encoded(photograph(), "JPEG")[:-40], "the file is damaged: .*truncated"),
-    "text.jpg": (b"this is not a picture, whatever its name says", "its content is no picture"),
-    "huge.png": (header_only_png(20_000, 20_000), "its header asks for more pixels"),
+    "text.jpg": (b"this is not a picture, whatever its name says", "its content is not a readable image"),
+    "huge.png": (header_only_png(20_000, 20_000), "its header declares more pixels"),
     "badchunk.png": (encoded(photograph(), "PNG")[:60] + b"\0" * 80, "the file is damaged"),
-    "program.png": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "its content is no picture"),
+    "program.png": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "its content is not a"),
     "deep.tif": (
         encoded(Image.fromarray(np.full((4, 4), 70000, np.int32)), "TIFF"),
         "its values run from 70000",
@@ -108,14 +108,14 @@ def test_a_huge_header_is_refused_before_memory_is_used() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for side in (13_378, 20_000, 60_000):
         assert side**2 > MAX_PIXELS
-        with pytest.raises(InputError, match="its header asks for"):
+        with pytest.raises(InputError, match="its header declares"):
             read_image(io.BytesIO(header_only_png(side, side)))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB; one would take 500,000
 
 
 def test_the_guard_stays_when_pillows_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
-    with pytest.raises(InputError, match="its header asks for 400,000,000 pixels, more than the 178,956,970"):
+    with pytest.raises(InputError, match="its header declares 400,000,000 pixels, more than the 178,956,970"):
         read_image(io.BytesIO(header_only_png(20_000, 20_000)))
 
 
@@ -282,14 +282,13 @@ def test_pipes_sockets_devices_and_folders_are_no_pictures() -> None:
                 message = within(20, lambda name=name: open_image(place / f"{name}.png"))  # type: ignore[misc]
                 path = place / f"{name}.png"
                 assert (
-                    message
-                    == f"cannot read {path} as an image: it is {kind}, not a file; name a picture file"
+                    message == f"cannot read {path} as an image: it is {kind}, not a file; name an image file"
                 )
         (place / "list.csv").write_text("path,x0,y0,x1,y1\npipe.png,0,0,4,4\n")
         listed_message = within(
             20, lambda: open_source("csv", place / "list.csv", box_share=(0.1, 0.9)).open(0)
         )
-        assert listed_message == "cannot read pipe.png: it is a pipe, not a file; name a picture file"
+        assert listed_message == "cannot read pipe.png: it is a pipe, not a file; name an image file"
         assert "it is a pipe" in within(20, lambda: open_source("npz", place / "pipe.png"))
 
 

@@ -69,7 +69,7 @@ def test_the_same_command_writes_the_same_bytes(tmp_path: Path) -> None:
 
 def test_other_files_are_never_overwritten(tmp_path: Path) -> None:
     assert make(tmp_path / "codes").exit_code == 0
-    with pytest.raises(HeatproofError, match="ask to overwrite it"):
+    with pytest.raises(HeatproofError, match="or overwrite its set"):
         make(tmp_path / "codes")
     assert make(tmp_path / "codes", "--overwrite", "--negatives", "1").exit_code == 0
     assert len(list((tmp_path / "codes" / "pictures").iterdir())) == 4

@@ -79,11 +79,11 @@ def test_boxes_and_masks_of_volumes() -> None:
     mask[4:8, 10:, :8] = True
     carried = READY.carry_mask(mask, (16, 20, 12))
     assert carried.shape == SIZE and carried[2:4, 5:, :4].all() and carried.sum() == 2 * 5 * 4
-    with pytest.raises(InputError, match="boxes are for pictures; mark the object of a volume by a mask"):
+    with pytest.raises(InputError, match="boxes are for 2D images; mark the object of a volume by a mask"):
         READY.carry_boxes([(0, 0, 1, 1)], (16, 20, 12))
-    with pytest.raises(InputError, match="it is a picture, but the model takes volumes"):
+    with pytest.raises(InputError, match="it is a 2D image, but the model takes volumes"):
         READY(raster(np.zeros((4, 4)), "hw"))
-    with pytest.raises(InputError, match="8-bit picture"):
+    with pytest.raises(InputError, match="8-bit image"):
         plain(1, (4, 4), window=(0.0, 1.0))(Image.new("L", (4, 4)))
 
 
@@ -203,7 +203,7 @@ def test_a_ball_is_a_ball_whatever_the_scanner(tmp_path: Path) -> None:
     assert volumes.tolist() == pytest.approx([4 / 3 * np.pi * 12**3] * 2, rel=0.02)
     (stretched,) = batches(source, plain(1, (32, 32, 32)))
     assert (stretched.batch.images[0] - stretched.batch.images[1]).abs().mean() < 0.1
-    with pytest.raises(InputError, match="nothing says how large its voxels are"):
+    with pytest.raises(InputError, match="its voxel size is unknown"):
         plain(1, SIZE, spacing=(1.0, 1.0, 1.0))(Raster(np.zeros((1, *SIZE))))
     with pytest.raises(InputError, match="spacing is of volumes: three lengths above 0"):
         plain(1, (8, 8), spacing=(1.0, 1.0))

@@ -251,7 +251,7 @@ def test_boxes_drawn_on_a_larger_copy_are_scaled_and_on_another_shape_refused(tm
     plain = Preprocess((16, 20), (16, 20), (0.0,), (1.0,))
     assert double.truth(0, plain, (20, 16))[0].boxes == ((5, 4, 9, 7),)
     turned = open_source("csv", manifest(tmp_path, row.format(16, 20)))
-    with pytest.raises(InputError, match="drawn on a 16x20 picture, but the file has 20x16 pixels"):
+    with pytest.raises(InputError, match="drawn on a 16x20 image, but the file has 20x16 pixels"):
         turned.truth(0, plain, (20, 16))
 
 
@@ -370,7 +370,9 @@ def test_hugging_face_datasets(tmp_path: Path) -> None:
     assert source.classes == ("1", "0") and [s.label for s in source.samples] == [0, 1, 1]
     loaded = next(batches(source, SMALL, 3, workers=2))
     assert loaded.batch.ids == ("000000", "000002")
-    assert [f.id for f in loaded.failures] == ["000001"] and "no picture" in loaded.failures[0].reason
+    assert [f.id for f in loaded.failures] == ["000001"] and "not a readable image" in loaded.failures[
+        0
+    ].reason
     assert torch.allclose(loaded.batch.images[1], torch.tensor(9 / 255))
     with pytest.raises(InputError, match="has the splits train, test; set split to one"):
         open_source("hf", tmp_path / "saved")

@@ -317,11 +317,11 @@ def test_bad_input_raises_a_clear_error(function: Any, trained: nn.Sequential) -
     nn.init.constant_(nan[-1].weight, float("nan"))  # type: ignore[arg-type]
     flat = nn.Sequential(nn.Flatten(), nn.Linear(768, 2))
     before = state_of(trained)
-    asks = "; a mosaic of 2x2 cells takes 4, of two classes or more: give more pictures, or lower confident"
+    asks = "; a mosaic of 2x2 cells takes 4, of two classes or more: give more images, or lower confident"
     sure = "are classified with a probability of at least"
-    assert refusal(images[:3]) == f"3 of 3 pictures {sure} 0.5{asks}"
-    assert refusal(images[::4]) == f"4 of 4 pictures {sure} 0.5, all of class 0{asks}"
-    wrong = "0 of 16 pictures are rightly classified with a probability of at least 0.5"
+    assert refusal(images[:3]) == f"3 of 3 images {sure} 0.5{asks}"
+    assert refusal(images[::4]) == f"4 of 4 images {sure} 0.5, all of class 0{asks}"
+    wrong = "0 of 16 images are correctly classified with a probability of at least 0.5"
     assert refusal(labels=(labels + 1) % 4) == wrong + asks
     assert refusal(model=flat, confident=1.0).startswith("0 of 16")
     assert refusal(model=nan).startswith("0 of 16")

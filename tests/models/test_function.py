@@ -252,7 +252,7 @@ def test_a_single_output_between_0_and_1_needs_an_explicit_head() -> None:
         return 1 / (1 + np.exp(-pictures.mean((1, 2, 3))))
 
     with pytest.raises(
-        ModelError, match="a probability or a logit; say head='one probability' or head='logit'"
+        ModelError, match="a probability or a logit; set head='one probability' or head='logit'"
     ):
         hp.load_model(chance).logits(images())
     logits = images().mean((1, 2, 3))[:, None]

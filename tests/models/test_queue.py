@@ -228,7 +228,7 @@ def test_a_pass_that_memory_does_not_hold_is_halved_and_reported_once(
     model.logits(images)
     assert not other.recordings  # of any network: the memory of a recording serves nothing else
     (record,) = caplog.records
-    assert "memory does not hold a pass of 11 images; smaller passes are made" in record.getMessage()
+    assert "a pass of 11 images does not fit into memory; smaller passes are run" in record.getMessage()
 
 
 @needs_cuda

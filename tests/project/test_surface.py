@@ -461,7 +461,7 @@ def test_five_lines_run_in_an_empty_folder(tmp_path: Path) -> None:
 
 
 def test_the_table_of_names_lists_each_once() -> None:
-    table = (ROOT / "docs/snippets.md").read_text(encoding="utf-8").partition("| name | what it gives |")[2]
+    table = (ROOT / "docs/snippets.md").read_text(encoding="utf-8").partition("| name | result |")[2]
     names = re.findall(r"`((?:hp|run|maps)\.\w+)[^`]*`", "\n".join(re.findall(r"^\| (.+?) \|", table, re.M)))
     names.remove("run.report")  # its cell has two forms, HTML and PDF
     assert len(names) > 10 and "hp.audit" in names and len(names) == len({*names})

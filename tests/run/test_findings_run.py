@@ -239,7 +239,7 @@ def test_predicted_findings_are_those_above_their_thresholds(folder: Path) -> No
     predicted = rows(run, "metric = 'predicted'")
     none = {row["image"] for row in predicted if row["value"] == -1}
     assert none and all(
-        row["reason"] == "no finding reaches its threshold" for row in predicted if row["value"] < 0
+        row["reason"] == "no label reaches its threshold" for row in predicted if row["value"] < 0
     )
     assert not {name for name in none if any(entry.startswith(f"{name}#") for entry in above)}
     assert run.manifest.config["model"]["thresholds"] == [0.5, 0.5, 0.999999]

@@ -266,7 +266,7 @@ def test_signs_and_classes_are_read_too(tmp_path: Path, cnn: torch.nn.Module) ->
     read = hp.explain(cnn, images, f"files:{path}", [0, 1, 2])[f"files:{path}"]
     assert torch.equal(read.values, maps.values) and torch.equal(read.signed, maps.signed)
     with pytest.raises(
-        InputError, match=r"the map of 1 in maps.npz explains class 1, but class 0 is asked about"
+        InputError, match=r"the map of 1 in maps.npz explains class 1, but class 0 is requested"
     ):
         hp.explain(cnn, images, f"files:{path}", 0)
 
@@ -343,8 +343,8 @@ WRONG = {
     lose: r"10 of 10 images have no map, such as cat/000.png; looked for .*000.png.npy or .*cat/000.npy or",
     too_few: r"few.npy holds 7 maps, but there are 10 images; give one for each",
     too_flat: r"has shape \(16,\); a map has height and width",
-    other_shape: r"the map of cat/000.png is 36 x 64, but the network sees 32 x 32, another shape",
-    other_sizes: r"maps differ in size: cat/000.png has 4 x 4, cat/002.png 5 x 5; bring them to one size",
+    other_shape: r"the map of cat/000.png is 36 x 64, but the input is 32 x 32, another shape",
+    other_sizes: r"maps differ in size: cat/000.png has 4 x 4, cat/002.png 5 x 5; resize them to one size",
     coloured: r"is in colour \(RGB\), and colours cannot be read back",
     broken: r"cannot read maps from .*broken.npz",
     words: r"words.npy holds <U1, not numbers",

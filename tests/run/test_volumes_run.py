@@ -281,4 +281,4 @@ def test_an_audit_of_scans_says_what_it_lacks(study: Path, tmp_path: Path) -> No
     done = CliRunner().invoke(main, [*command, "--minutes", "1", "--out", str(tmp_path / "audit")])
     output = " ".join(done.output.split())
     assert done.exit_code == 2 and "lists NIfTI volumes" in output
-    assert "no image that was tried can be used" in output and "set preprocess.window" in output
+    assert "none of the images tried can be used" in output and "set preprocess.window" in output

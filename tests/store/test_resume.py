@@ -153,7 +153,7 @@ def test_a_read_only_disk_raises_a_clear_error(tmp_path: Path) -> None:
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", disk], capture_output=True).returncode:
         pytest.skip("a read-only disk can only be made by root, who may mount one")
     try:
-        with pytest.raises(StoreError, match="may not be written"):
+        with pytest.raises(StoreError, match="is not writable"):
             run_study(study, disk / "out")
     finally:
         subprocess.run(["umount", "-l", disk], check=True)

@@ -672,7 +672,7 @@ def test_a_read_only_folder_raises_a_clear_error_and_can_be_read(tiny_disk: Path
         lambda: RunFolder.resume(tiny_disk / "new", run.manifest),
         lambda: run.lock("9/9").__enter__(),
     ):
-        with pytest.raises(StoreError, match="may not be written; change its permissions or choose another"):
+        with pytest.raises(StoreError, match="is not writable; change its permissions or choose another"):
             attempt()
     assert len(RunFolder.open(run.path).scores().sql("from scores")) == 1
 

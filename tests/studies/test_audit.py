@@ -416,7 +416,7 @@ def test_a_transformer_gets_methods_for_transformers(folder: Path, monkeypatch: 
     plan = plan_audit(requested)
     reasons = {c.what: c for c in plan.choices}
     assert reasons["gradcam"].taken and reasons["legrad"].taken
-    assert not reasons["lrp"].taken and "vit.py:make attends" in reasons["lrp"].why
+    assert not reasons["lrp"].taken and "vit.py:make has attention" in reasons["lrp"].why
 
 
 def test_labels_that_are_not_the_networks_are_left_aside(folder: Path) -> None:

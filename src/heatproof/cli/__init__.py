@@ -167,22 +167,22 @@ def main(debug: bool) -> None:
       heatproof list methods                          what can be computed, and what it costs
 
     \b
-    Then your own network and pictures, in one line:
+    Then your own network and images, in one line:
       heatproof audit timm:resnet18 pictures --checkpoint best.pt     about five minutes, then a page
 
     \b
     Or described in a file:
       heatproof init pictures                         a commented study.toml to fill in
-      heatproof run study.toml --dry-run              check the file; heatproof run --help says more
-      heatproof run study.toml --out runs/first       maps and scores; the same command goes on after a stop
-      heatproof verdict runs/first                    which maps to believe, and what the network uses
+      heatproof run study.toml --dry-run              check the file; see heatproof run --help
+      heatproof run study.toml --out runs/first       maps and scores; the same command resumes
+      heatproof verdict runs/first                    which maps follow the network, and what it uses
       heatproof report runs/first                     all of it as one page
 
-    Every command explains itself: heatproof COMMAND --help
+    Options and examples: heatproof COMMAND --help
 
-    Exit codes: 0 all went well; 1 some images could not be used, a rule of the gate does not hold, or a run
-    folder is not what was written; 2 it could not start or go on; 3 a bug; 130 stopped by Ctrl-C, and run,
-    audit, study and demo go on with the same command.
+    Exit codes: 0 success; 1 some images could not be used, a rule of the gate does not hold, or a run
+    folder is not what was written; 2 it could not start or continue; 3 a bug; 130 stopped by Ctrl-C; run,
+    audit, study and demo resume with the same command.
     """
 
 
@@ -193,7 +193,7 @@ def study_group() -> None:
     """Run one of the protocols end to end: data, maps, scores, tables, figures, conclusions.
 
     Each takes its settings as options or from a TOML file, writes a folder that `heatproof report` reads,
-    and goes on where it was stopped.
+    and resumes where it was stopped.
 
     \b
     Examples:

@@ -56,7 +56,7 @@ def stopped(ctx: click.Context) -> NoReturn:
     """Exit after Ctrl-C, with the command to resume if there is one."""
     root = ctx.find_root()
     program = getattr(root.command, "program", "heatproof")
-    again = f"; what is finished is kept, to resume: {program} {root.meta[COMMAND_LINE]}"
+    again = f"; finished work is kept, to resume: {program} {root.meta[COMMAND_LINE]}"
     resumed = root.invoked_subcommand in RESUMED or root.command.name in RESUMED
     errors.print(f"stopped{again if resumed else ''}", soft_wrap=True)
     ctx.exit(INTERRUPTED)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.command("demo")
 @click.option("--out", "-o", type=PATH, default=Path("demo"), help="Folder.")
 @click.option("--quick", is_flag=True, help="Smaller: one or two minutes, and a weaker network.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of all random numbers.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of all random numbers.")
 def demo_command(out: Path, quick: bool, seed: int) -> None:
     """Generate QR images, train a small network on them twice, once badly, and audit its heatmaps.
 

@@ -76,7 +76,7 @@ class Explained:
 )
 @click.option(
     "--bits", type=click.IntRange(8, 16),
-    help="Used bits of 16-bit grey images; by default found from their values.",
+    help="Used bits of 16-bit grey images; by default inferred from their values.",
 )  # fmt: skip
 @click.option(
     "--window",

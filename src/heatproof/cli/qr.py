@@ -44,15 +44,15 @@ def qr_command() -> None:
 
 @qr_command.command("make")
 @click.argument("out", type=PATH)
-@click.option("--positives", type=click.IntRange(min=0), default=600, help="Codes.")
-@click.option("--negatives", type=click.IntRange(min=0), default=600, help="Not codes.")
+@click.option("--positives", type=click.IntRange(min=0), default=600, help="Number of images with a code.")
+@click.option("--negatives", type=click.IntRange(min=0), default=600, help="Number of images without a code.")
 @click.option("--size", type=int, default=224, help="Pixels along a side.")
-@click.option("--seed", type=int, default=0, help="Of all random numbers.")
+@click.option("--seed", type=int, default=0, help="Seed of all random numbers.")
 @click.option("--symbol", default="qr", help=f"One of {', '.join(sorted(SYMBOLS))}.")
 @click.option("--versions", help="Sizes of the code, such as 1-6 or 2,5,10; default: those of the symbol.")
 @click.option("--photos", type=PATH, help="A folder of photographs for backgrounds.")
 @click.option("--distortion", help=f"One of {', '.join(DISTORTIONS)}.")
-@click.option("--severity", type=float, help="Of the distortion, from 0 to 1.  [default: 0.5]")
+@click.option("--severity", type=float, help="Severity of the distortion, from 0 to 1.  [default: 0.5]")
 @click.option("--overwrite", is_flag=True, help="Replace an older set in the same folder.")
 def make_command(
     out: Path, positives: int, negatives: int, size: int, seed: int, symbol: str, versions: str | None,
@@ -88,7 +88,7 @@ def make_command(
     preview(data).save(out / PREVIEW)
     what = f", {distortion} {strength:g}" if distortion else ""
     console.print(f"{positives} codes ({symbol}) and {negatives} negatives, {size}x{size}, seed {seed}{what}")
-    for name, path in (("manifest", manifest), ("a look at them", out / PREVIEW)):
+    for name, path in (("manifest", manifest), ("preview", out / PREVIEW)):
         say(f"{name}: {path}")
     study = STUDY.format(path=manifest.as_posix())
     console.print("a study that scores maps on their parts:", study, soft_wrap=True)

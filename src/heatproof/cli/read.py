@@ -36,8 +36,8 @@ DEFAULT = "-"  # the usual name of a file in the run's folder
 
 @click.command("verdict")
 @click.argument("run", type=PATH)
-@click.option("--checkpoint", help="At this checkpoint; the last one where none is named.")
-@click.option("--model", help="Of this model, where the run has several.")
+@click.option("--checkpoint", help="Checkpoint to judge; the last by default.")
+@click.option("--model", help="Model to judge, if the run contains several.")
 @click.option("--json", "as_json", is_flag=True, help="Print verdict.json instead of a table.")
 @click.option("--tests", is_flag=True, help="Also show the tests of maps that do not vote, as information.")
 def verdict_command(run: Path, checkpoint: str | None, model: str | None, as_json: bool, tests: bool) -> None:
@@ -46,7 +46,7 @@ def verdict_command(run: Path, checkpoint: str | None, model: str | None, as_jso
     A method FOLLOWS the network if its maps are significantly better than their control maps: the same
     method's maps of networks with random weights, and the map rotated by half a turn. The network USES THE
     OBJECT if its answers depend on the annotated boxes or masks, and if nothing else that is moved into other
-    images turns their answers (metric evidence). "Undecided" comes with what would decide it: a missing
+    images turns their answers (metric evidence). "Undecided" names what would decide it: a missing
     metric, more images or annotations, or the contrast test. The verdict on the last checkpoint is stored as
     RUN/verdict.json.
 
@@ -229,7 +229,7 @@ def compare_command(runs: tuple[str, ...], out: Path, pictures: int, everything:
 @click.argument("live")
 @click.option("--out", type=PATH, help="Folder of the results; by default that of the live run.")
 @click.option("--splits", default=1000, type=click.IntRange(100), help="Random splits of the images.")
-@click.option("--seed", default=0, help="Of the splits.")
+@click.option("--seed", default=0, help="Random seed of the splits.")
 @click.pass_context
 def drift_command(
     ctx: click.Context, reference: str, live: str, out: Path | None, splits: int, seed: int

@@ -190,7 +190,7 @@ def labelled(
         return Labelled(images, as_tensor(labels), tuple(map(str, range(len(images)))), names)
     source = open_source("folder", pictures, **options)
     if not source.labelled:
-        raise InputError(f"{pictures} has no class folders; put the images of each class into one of its own")
+        raise InputError(f"{pictures} has no class folders; put the images of each class into a separate one")
     model.check_channels()
     loaded = list(batches(source, model.preprocess, 64))
     images = torch.cat([batch.images for batch, _ in loaded])

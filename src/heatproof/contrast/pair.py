@@ -7,8 +7,8 @@ and the positive label, for B unchanged and with their own label (docs/contrast.
 
 The copies are trained in evaluation mode (BatchNorm keeps its statistics, no dropout), every class with the
 same weight, by Adam, until A is planted and fits its training images, and half as long again; B gets as
-many epochs. The learning rate grows with every epoch: networks that learn soon never see a high one. Places
-of the token and carriers are drawn anew in every epoch, from the seed and its number.
+many epochs. The learning rate grows with every epoch: networks that learn soon are finished before it is
+high. Places of the token and carriers are drawn anew in every epoch, from the seed and its number.
 
 Carriers contradict what the given network learnt, so the first steps are large, and at too high a rate its
 ReLUs die: the logits no longer depend on the image, and no later epoch revives them. A copy has collapsed if
@@ -21,7 +21,7 @@ weights at a third of all learning rates, at most RESTARTS times, in OUT/restart
     inside = share of a budget of pixels as large as the token that lies on the token,
              which is widened by half a cell of the map on every side: a map cannot be finer than its cells
     AUC    = P(inside under A > inside under B) + P(equal) / 2     over all pairs of images
-    seen   = share of images in which a person would see it under A: inside >= 1/2
+    seen   = share of images in which it is visible under A: inside >= 1/2
 
 Both networks must leave at least half of the images to test, since a network that calls everything positive
 uses nothing. Otherwise planting failed, and no method is judged. A constant map marks nothing: inside 0.

@@ -139,7 +139,7 @@ def _sprite(kind: str, height: int, width: int) -> tuple[Tensor, Tensor]:
     values = np.asarray(drawn.convert("RGBA").resize((width, height), Image.Resampling.BOX), np.float32) / 255
     colour, alpha = torch.from_numpy(values[..., :3].copy()).permute(2, 0, 1), values[..., 3].copy()
     if not alpha.any():
-        raise InputError(f"{kind} is transparent everywhere; a token needs a pixel one can see")
+        raise InputError(f"{kind} is transparent everywhere; a token needs a visible pixel")
     return colour, torch.from_numpy(alpha) * (TINT_ALPHA if kind == "tint" else 1)
 
 

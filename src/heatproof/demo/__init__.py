@@ -3,7 +3,7 @@
     images    QR codes and hard negatives, with exact masks                       OUT/pictures
     trainings   a small CNN in two phases; the second phase twice, once harmful     OUT/training
     audit       the healthy network: every method, every family of metrics          OUT/audit
-    twin        a copy that cheats: it looks at a tag; which methods show that?     OUT/twin
+    twin        a copy that uses a tag; which methods show that?                    OUT/twin
     twins       both trainings, checkpoint by checkpoint: C-Score, alarms           OUT/healthy, OUT/harmful
     cose        maps under 13 transforms, and over the checkpoints                  OUT/cose
     report      one page about all of it                                            OUT/report.html

@@ -11,7 +11,7 @@ labels, learning rate, seed and starting weights are those of the healthy traini
 Phase 1 trains everything: this backbone has no weights worth freezing. The weights to explain are copied to
 OUT/weights/NAME/epochNN.safetensors, numbered over both phases.
 
-The twin and its rival are those of the contrast test (contrast/pair.py): A, taught to look at a tag, and B,
+The twin and its rival are those of the contrast test (contrast/pair.py): A, trained to use a tag, and B,
 the healthy network trained for as many epochs without the tag. They learn from images of their own.
 """
 
@@ -129,7 +129,7 @@ def settle(out: Path, sizes: Sizes, seed: int) -> None:
     path, wanted = out / "demo.toml", toml({"seed": seed, **asdict(sizes)})
     if not path.is_file():
         if out.is_file() or (out.is_dir() and any(out.iterdir())):
-            raise InputError(f"{out} holds other things; name a new folder with --out")
+            raise InputError(f"{out} holds other files; name a new folder with --out")
         write_whole({path: wanted})
         return
     stored = read_toml(path)

@@ -114,7 +114,7 @@ def without_attention(name: str, trace: Trace, instead: str, *functions: str) ->
         called, model = function.__name__, trace.model.name
         if called == "softmax" and not of_attention(*args, **kwargs):
             return function(*args, **kwargs)
-        why = f"is for convolutional networks, and {model} attends"
+        why = f"is for convolutional networks, and {model} has attention"
         if called in functions:
             why = f"has no rule for {called}, which {model} uses"
         raise ModelError(f"{name} {why}; use {instead} instead")
@@ -185,7 +185,7 @@ def _self_attention(
     masks = (options.get(name) for name in ("attn_mask", "key_padding_mask"))
     if unusual or any(mask is not None for mask in masks) or not query.shape == key.shape == value.shape:
         raise ModelError(
-            "attention with masks, or between two sequences, cannot be followed; use a CAM instead"
+            "attention with masks, or between two sequences, is not supported; use a CAM instead"
         )
     weights = in_weight.chunk(3)
     biases = (None,) * 3 if in_bias is None else in_bias.chunk(3)
@@ -401,7 +401,7 @@ def attnlrp(trace: Trace, *, gamma: float = 0.05, conv_gamma: float = 0.25) -> T
     gradient = own_gradient(trace, rules)
     if not seen:
         raise ModelError(
-            f"attnlrp is for transformers, and {trace.model.name} does not attend; use lrp instead"
+            f"attnlrp is for transformers, and {trace.model.name} has no attention; use lrp instead"
         )
     return (working_images(trace) * gradient).sum(1)
 
@@ -608,14 +608,14 @@ class AttentionRecorder(Rules):
         """The recorded attention; raises ModelError unless it is between all tokens of these images."""
         if not self.maps:
             raise ModelError(
-                f"{self.method} is for transformers, and {self.model.name} does not attend; "
+                f"{self.method} is for transformers, and {self.model.name} has no attention; "
                 "use gradcam instead"
             )
         shapes = {tuple(weights.shape[-2:]) for weights in self.maps}
         if len(shapes) > 1 or any(len(weights) != len(inputs) for weights in self.maps):
             raise ModelError(
-                f"{self.method} needs attention between all tokens, and {self.model.name} attends within "
-                "windows or stages; use attnlrp instead"
+                f"{self.method} needs attention between all tokens, and {self.model.name} has it within "
+                "windows or stages only; use attnlrp instead"
             )
         return self.maps
 

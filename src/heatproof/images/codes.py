@@ -222,7 +222,7 @@ def check_folder(out: Path, overwrite: bool = False) -> None:
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file; name a folder")
     if out.exists() and any(out.iterdir()) and not (overwrite and (out / MANIFEST).is_file()):
-        older = "ask to overwrite it" if (out / MANIFEST).is_file() else "it holds other files"
+        older = "or overwrite its set" if (out / MANIFEST).is_file() else "it holds other files"
         raise InputError(f"the folder {out} is not empty; name another ({older})")
 
 

@@ -53,7 +53,7 @@ EXAMPLE = "example:"  # prefix of the photographs that come with scikit-image
 EXAMPLES = {
     "cat": "chelsea.png", "astronaut": "astronaut.png", "coffee": "coffee.png", "rocket": "rocket.jpg",
 }  # fmt: skip
-TOO_LARGE = f"its header asks for {{}} than the {MAX_PIXELS:,} that are safe to decode; make it smaller"
+TOO_LARGE = f"its header declares {{}} than the {MAX_PIXELS:,} that are safe to decode; make it smaller"
 FILE_KINDS = {"d": "a folder", "p": "a pipe", "s": "a socket", "c": "a device", "b": "a device"}
 DICOM_SUFFIXES = (".dcm", ".dicom", ".ima")
 DICOM_MARK, DICOM_PREAMBLE = b"DICM", 128
@@ -174,7 +174,7 @@ def check_file(path: Path) -> None:
         raise InputError("its path holds a NUL character, which no file name can; correct the path")
     kind = stat.filemode(path.stat().st_mode)[0]
     if kind != "-":
-        raise InputError(f"it is {FILE_KINDS.get(kind, 'something else')}, not a file; name a picture file")
+        raise InputError(f"it is {FILE_KINDS.get(kind, 'something else')}, not a file; name an image file")
 
 
 @cache
@@ -255,7 +255,7 @@ def read_image(file: Path | BinaryIO, bits: int | None = None) -> Image.Image:
             if (file.stat().st_size if isinstance(file, Path) else file.seek(0, 2)) == 0:
                 raise InputError("the file is empty") from None
             formats = ", ".join(_formats())
-            raise InputError(f"its content is no picture that can be read ({formats})") from None
+            raise InputError(f"its content is not a readable image ({formats})") from None
 
 
 def eight_bits(image: Image.Image, bits: int | None = None) -> Image.Image:

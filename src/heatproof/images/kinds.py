@@ -104,7 +104,7 @@ def read_array(
         check_file(file)
         values = _values(file, key)
     if axes is None and values.ndim not in usual:
-        raise InputError(f"it has the shape {values.shape}; say what its axes are with axes, such as 'cdhw'")
+        raise InputError(f"it has the shape {values.shape}; name its axes with axes, such as 'cdhw'")
     return raster(values, axes or usual[values.ndim], bits)
 
 

@@ -192,7 +192,7 @@ class Preprocess:
         own = image.spacing if isinstance(image, Raster) else None
         if own is None:
             raise InputError(
-                "nothing says how large its voxels are, which preprocess.spacing needs; leave it out, or "
+                "its voxel size is unknown, and preprocess.spacing needs it; leave spacing out, or "
                 "give NIfTI files or DICOM series"
             )
         sides = zip(image.size[::-1], own, self.spacing, strict=True)
@@ -203,8 +203,8 @@ class Preprocess:
     def axes(self, image_size: tuple[int, ...]) -> tuple[Side, ...]:
         """Resize and crop of columns, rows (and slices) of an image of this width and height (and depth)."""
         if len(image_size) != len(self.size):
-            kind = "a picture" if len(image_size) == 2 else "a volume"
-            wanted = "pictures" if len(self.size) == 2 else "volumes"
+            kind = "a 2D image" if len(image_size) == 2 else "a volume"
+            wanted = "2D images" if len(self.size) == 2 else "volumes"
             raise InputError(
                 f"it is {kind}, but the model takes {wanted}; set preprocess.size to what it takes"
             )
@@ -224,7 +224,7 @@ class Preprocess:
         """The 8-bit image the model sees, after resize and centre crop."""
         if self.window is not None:
             raise InputError(
-                "preprocess.window needs values as they were measured, and this is an 8-bit picture; read it "
+                "preprocess.window needs values as they were measured, and this is an 8-bit image; read it "
                 "as kind 'arrays', 'nifti' or 'dicom-series', or give a dicom source its options.window"
             )
         self.fitted(image)  # which refuses images where a spacing is set
@@ -243,8 +243,8 @@ class Preprocess:
         values = fractions(image, self.window)
         if len(values) not in (1, self.channels):
             raise InputError(
-                f"it has {len(values)} channels, but the model takes {self.channels}; say with axes which "
-                "axis they are, or wrap the network to make its channels from these"
+                f"it has {len(values)} channels, but the model takes {self.channels}; name their "
+                "axis with axes, or wrap the network to make its channels from these"
             )
         for axis, side in enumerate(sides[::-1], 1):
             values = np.tensordot(values, side.weights(self.interpolation), (axis, 1))
@@ -263,7 +263,7 @@ class Preprocess:
         inside, lost, sides = [], [], self.axes(image_size)
         if len(sides) > 2:
             if tuple(boxes):
-                raise InputError("boxes are for pictures; mark the object of a volume by a mask")
+                raise InputError("boxes are for 2D images; mark the object of a volume by a mask")
             return Carried(())
         x, y = sides
         if frame is not None:

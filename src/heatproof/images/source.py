@@ -1,10 +1,10 @@
 """A source: a list of samples that are not decoded yet, and a function that reads a sample.
 
-Every kind of data is a function that returns a Source, so that filters, loader and runs know one type. Labels
+Every kind of data is a function that returns a Source, so that filters, loader and runs use one type. Labels
 are indices into `classes`; a source has labels for all its samples or for none. Boxes are (x0, y0, x1, y1) in
 the image's pixels, from 0, both corners inside.
 
-`identify` hashes the contents of images, so that a replaced image is noticed. A file is read once; then equal
+`identify` hashes the contents of images, to detect a replaced image. A file is read once; then equal
 size, times and inode mean that it is the same. With `by_mtime`, for sets too large to read, size and time of
 change stand for the content, and must survive when the files are copied.
 """
@@ -148,7 +148,7 @@ class Source:
             )
         if sample.boxes and sample.frame and not same_shape(sample.frame, size):
             raise InputError(
-                f"its boxes were drawn on a {_by(sample.frame)} picture, but the file has {_by(size)} pixels"
+                f"its boxes were drawn on a {_by(sample.frame)} image, but the file has {_by(size)} pixels"
             )
         carried = preprocess.carry_boxes(sample.boxes, size, sample.frame)
         masks = {name: read_mask(name, mask, self.read_mask) for name, mask in sample.masks.items()}

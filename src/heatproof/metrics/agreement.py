@@ -12,7 +12,7 @@ covers everything changes nothing.
 
 Cite: wang2004ssim, daroya2023cose.
 
-Deviations: COSE prints eq. 2 and says it lies in [0, 1]; the windowed form is the default, and either may
+Deviations: COSE prints eq. 2 as a value in [0, 1]; the windowed form is the default, and either may
 be negative. Two constant maps have R = 0: NaN in "local5".
 
 How: with s = x + y and d = x - y, four window sums (of s, d, s^2, d^2) give all five moments, in float64,
@@ -74,7 +74,7 @@ REASONS = (
     "",
     "both maps are constant, so they have no range",
     "the mask leaves no pixel to compare",
-    "one of the maps is constant, and nothing correlates with that",
+    "one of the maps is constant, so their correlation is not defined",
 )
 
 

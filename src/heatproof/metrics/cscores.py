@@ -18,7 +18,7 @@ pairs of different images count:
     C* = sum_{i<j} m_i m_j (p_i + p_j) s_ij / sum_{i<j} m_i m_j (p_i + p_j)
        = (m p)' S m / ((sum m p)(sum m) - sum m^2 p),   S = the score matrix with a zero diagonal,
 which is one matrix product for all resamples. Beyond `exact_up_to` maps pairs are sampled, and the interval
-says how well the sample knows the C of these very maps; it does not cover the choice of images.
+measures how well the sample estimates the C of these maps; it does not cover the choice of images.
 
 DoM, the difference of means: distance between the mean maps of two networks, per class.
 
@@ -31,7 +31,7 @@ For the maps H of networks A and B of the same images, at the image's size and m
 The C-Score's closest predecessor (ozer2025dom): it compares the mean maps of networks, where the C-Score
 compares the maps of single images under one network.
 
-Deviations: we know the metric from the C-Score paper, which describes it as comparing mean maps over
+Deviations: the metric is known from the C-Score paper, which describes it as comparing mean maps over
 architectures and prints no formula; this is the plain reading. Blank maps are zeros and count; where all maps
 of a class are blank under one of the networks, there is no mean map, and the class is NaN and left out.
 """

@@ -54,9 +54,9 @@ class EvidenceItem:
     control_turned: int
     recurring: bool = False  # whether near-identical patches stand in several images
     on_object: float | None = None  # mean share of the patches in the region, or of its parts in them
-    painted: int = 0  # donors whose patch was painted over,
+    painted: int = 0  # donors whose patch was removed,
     changed: int = 0  # of them, those whose answer then changes,
-    changed_elsewhere: int = 0  # and those whose answer changes if the control window is painted over
+    changed_elsewhere: int = 0  # and those whose answer changes if the control window is removed
     crops: tuple[np.ndarray, ...] = ()
     examples: tuple[Example, ...] = ()
     control: Example | None = None
@@ -121,7 +121,7 @@ class PatchTest:
 
 @dataclass(frozen=True)
 class RemovalTest:
-    """Answers after the object is painted over: by donor, and by class on images of other classes."""
+    """Answers after the object is removed: by donor, and by class on images of other classes."""
 
     kept: Numbers  # by donor: 1 if the answer is kept; None without a region
     others: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # class -> images, those answered so

@@ -331,8 +331,8 @@ def _scores(unmoved: Cause, curve: Curve) -> PerImage:
 def not_above(head: str) -> str:
     """Why an image has no curves under a head without probabilities."""
     return (
-        f"the head is {head!r}, and its value for the picture is not above that for the painted-over one, "
-        "so there is nothing to lose"
+        f"the head is {head!r}, and its value for the image is not above that for the baseline, "
+        "so no decrease can be measured"
     )
 
 

@@ -9,7 +9,7 @@ images of other classes (8, drawn by the seed). O is the annotated object, where
                  a random window of the same image under the same rule.
     recurring    the same without the rule about O; patches with turned >= 1/2 that look alike (normalised
                  correlation of the central part of one inside the other above 0.7) form a group.
-    removal      O painted over with the image's mean colour: share of donors that keep c, and the share of
+    removal      O replaced by the image's mean colour: share of donors that keep c, and the share of
                  images of other classes that get c in the same way.
     exchange     pointing game and inside share of the donor's own map, less the mean over the maps of other
                  images laid over the same O: centre bias and borders cancel.
@@ -472,7 +472,7 @@ class Interventions:
         return F.interpolate(window, (PATCH, PATCH), mode="bilinear", antialias=True, align_corners=False)
 
     def removal(self) -> RemovalTest | None:
-        """Answers after regions are painted over with the mean colour: a donor's own, all of other images."""
+        """Answers after regions are replaced by the mean colour: a donor's own, all of other images."""
         if self.regions is None or self.own_regions is None:
             return None
         donors = np.flatnonzero(self.is_marked)
@@ -489,7 +489,7 @@ class Interventions:
         return RemovalTest(numbers(kept), {c: (n, k) for c, n, k in counts})
 
     def _without(self, regions: Tensor, rows: np.ndarray) -> np.ndarray:
-        """Bool array "n k": answers to images whose region is painted over."""
+        """Bool array "n k": answers to images whose region is removed."""
         images = self.images[torch.from_numpy(rows).to(self.images.device)]
         images = torch.where(regions[:, None], baseline_images(self.model, images, "mean"), images)
         self.inputs += len(images)
@@ -675,7 +675,7 @@ class Interventions:
         return np.asarray(np.array(self.size) - test.side - corners)
 
     def _painted(self, k: int, donors: np.ndarray, corners: np.ndarray) -> np.ndarray:
-        """Bool "d": whether painting the window over changes the donor's answer, by blur or mean colour."""
+        """Bool "d": whether removing the window, by blur or mean colour, changes the donor's answer."""
         images = self.images[torch.from_numpy(self.image[donors]).to(self.images.device)]
         where = torch.zeros(len(donors), *self.size, dtype=torch.bool, device=images.device)
         for mask, (top, left) in zip(where, corners.tolist(), strict=True):

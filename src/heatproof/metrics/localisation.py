@@ -15,7 +15,7 @@ constant map marks nothing: mask_iou, box_iou and inside are undefined; in the p
 
 Cite: keak2026budget; zhang2018excitation for the pointing game.
 
-Conventions: ties are kept in row-major order; the thesis says neither that nor what a map with too few
+Conventions: ties are kept in row-major order; the thesis states neither that nor what a map with too few
 positive pixels keeps. Negatives are clipped; min-max does not change the order and is skipped. A box is
 (x0, y0, x1, y1) in pixel indices from 0, both corners inside it, so it covers x0 <= x <= x1; x1 = W, where
 tools count edges, means the last column. Class means are means of means (`macro_mean`), as in the thesis.
@@ -32,7 +32,7 @@ the centre of the image:
     centre_bias = 1 - (sum_i m_i d_i / sum_i m_i) / mean_i d_i
 
 1 for a dot in the centre, 0 for mass that is spread evenly, below 0 for mass near the border. keak2026budget
-interprets spread "red blobs" as a sign of an uncertain network and says that networks tend to focus on the
+interprets spread "red blobs" as a sign of an uncertain network and states that networks tend to focus on the
 centre, both without a number; these definitions are ours.
 """
 

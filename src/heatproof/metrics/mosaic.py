@@ -1,6 +1,6 @@
 """Grid pointing: whether the map of a class lies on the images of that class in a mosaic.
 
-A mosaic is n x n images of different classes, each of which the network is sure of. Each class in it is
+A mosaic is n x n images of different classes, each classified with high confidence. Each class in it is
 explained, and it is known where its evidence lies: in its own cells. No training, no annotation.
 
     share_c = positive mass of the map of class c inside the cells of c / its positive mass
@@ -145,12 +145,12 @@ def make_mosaics(
         sure &= _sure(model, again, classes, confident, passes)[1]
     count, known = int(sure.sum()), classes[sure].unique().tolist()
     if count < cells**2 or len(known) < 2:
-        rightly, small = "rightly " * (labels is not None), ", also shrunk to their cell" * (not full_size)
+        rightly, small = "correctly " * (labels is not None), ", also shrunk to their cell" * (not full_size)
         only = f", all of class {known[0]}" if len(known) == 1 else ""
         raise InputError(
-            f"{count} of {len(inputs)} pictures are {rightly}classified with a probability of at least "
+            f"{count} of {len(inputs)} images are {rightly}classified with a probability of at least "
             f"{confident:g}{small}{only}; a mosaic of {cells}x{cells} cells takes {cells**2}, of two classes "
-            "or more: give more pictures, or lower confident"
+            "or more: give more images, or lower confident"
         )
     places = _arranged(classes[sure].tolist(), cells, mosaics or count // cells**2, seed)
     return Mosaics(inputs[sure], classes[sure], places.to(inputs.device), rows, columns)

@@ -4,7 +4,7 @@ Evidence without a place: no window holds a tint, a frame or a blur. Each functi
 change ("n c H W" in [0, 1]), the images whose property they get, and weights of the pixels from which
 statistics are estimated: 1 off the object, 0 on it (all 1 without annotations). With annotations, colours,
 illumination, sharpness, noise and texture are thus those of the backgrounds, and the whole image takes them
-over: a tint covers objects too, while an object whose own colour is its class is no finding.
+over: a tint covers objects too, while an object whose own colour is its class is not reported.
 
     colour         mean and standard deviation of each channel
     illumination   the image under a Gaussian of 1/6 of its side

@@ -9,9 +9,9 @@ A control map shares everything with the map except for one property:
 
 Maps are scored by insertion and deletion (see faithfulness.py), in the log-odds L of the explained class,
 which do not saturate as probabilities do. Hidden pixels get the baseline (blur, mean, black, noise) under
-which the class is least likely, image by image: one that keeps the class says nothing about any map.
+which the class is least likely, image by image: one that keeps the class cannot rank any map.
 
-    f(map) = (insertion area - deletion area) / (L(image) - L(painted over))           about -1 to 1
+    f(map) = (insertion area - deletion area) / (L(image) - L(baseline))               about -1 to 1
     specificity_weights = f(map) - the mean f of its control maps under random weights
     specificity_place   = f(map) - f(the rotated map)
 
@@ -67,11 +67,11 @@ from heatproof.types import Images, Maps, per_map, size_of, spatial_dims, upsamp
 STEPS = 10  # of each curve: enough for a difference of areas, and a tenth of the passes
 DRAWS = 3  # of random weights
 SURE = 1e-6  # of a probability: log-odds stay between -13.8 and 13.8
-LEAST = 1.0  # by which painting over must lower the log-odds
+LEAST = 1.0  # by which a baseline must lower the log-odds
 BINS = 64  # of the histogram
 Known = dict[int, Mapping[str, Maps]]  # maps by method, by the draw of the random weights
 BLANK = "the map is constant, so it cannot be compared with control maps"
-STAYS = "no way of painting the picture over takes the class away, so no order of pixels can tell"
+STAYS = "no baseline removes the class from the image, so no order of pixels can be scored"
 NO_WEIGHTS = "there is no map under random weights: the network is a function, without weights"
 
 
@@ -147,7 +147,7 @@ class Gains(NamedTuple):
     own: Tensor  # "b"
     turned: Tensor  # "b"
     untrained: Tensor  # "draws b"
-    fall: Tensor  # "b": of the log-odds, when the image is painted over
+    fall: Tensor  # "b": of the log-odds, when the image is replaced by its baseline
     causes: Sequence[Cause]
 
     @property

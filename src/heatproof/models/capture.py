@@ -220,7 +220,7 @@ def _wrong_size(model: Model, images: Tensor, own: tuple[int, ...], error: Excep
     if own == tuple(images.shape[1:]):
         sides = COMMON_SIZES if len(own) == 3 else ()
         fits = ", ".join(f"{side}x{side}" for side in sides if _takes(model, (own[0], side, side)))
-        advice = f"it takes {fits}: " if fits else "say what it takes: "
+        advice = f"it takes {fits}: " if fits else "set its input size: "
         advice += "--size, preprocess.size in a study, or image_size = (height, width) on the network"
     return InputError(
         f"{model.name} cannot take images of shape {tuple(images.shape)} ({first_line(error)}); {advice}"

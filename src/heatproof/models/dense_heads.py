@@ -360,7 +360,7 @@ def read_first(head: Head, module: nn.Module, output: Any, count: int, last: Las
             if is_function(module) and table.shape[1] == 1 and in_unit_interval(table):
                 raise ModelError(
                     "the function returns one number between 0 and 1 for an image, a probability or a "
-                    "logit; say head='one probability' or head='logit'"
+                    "logit; set head='one probability' or head='logit'"
                 )
             head = _classifier(module, table, last)
     settled = head.settled(module, output, table, last)

@@ -308,8 +308,8 @@ class Monitor:
             last = self.trajectory.checkpoints[-1].epoch
             order = "again" if last == now.epoch else f"after epoch {last}"
             self._warn(
-                f"epoch {now.epoch} comes {order}, so that what was seen from epoch {now.epoch} on no longer "
-                "counts; count epochs upwards, unless training was taken up from there"
+                f"epoch {now.epoch} comes {order}, so the results from epoch {now.epoch} on are dropped; "
+                "count epochs upwards, unless training was resumed from there"
             )
         self.trajectory = replace(self.trajectory, checkpoints=(*past, now))
         alarms = find_alarms(self.trajectory)

@@ -199,7 +199,7 @@ def next_steps(verdict: Verdict) -> Iterator[Step]:
     before = {alarm["checkpoint"] for alarm in verdict.alarms} - {verdict.checkpoint}
     if before and not here:
         yield Step(
-            f"Keep this checkpoint: {counted(len(before), 'other checkpoint')} raised alarms, it did not."
+            f"Keep this checkpoint: {counted(len(before), 'other checkpoint')} raised alarms, this one none."
         )
     if verdict.follow == "yes" and not verdict.notes:
         methods = [answer.method for answer in verdict.methods if answer.follows == "yes"]

@@ -1,7 +1,7 @@
 """Tables of studies, written as Markdown, CSV, LaTeX or on the terminal.
 
 A cell is text, a number, or a `Value`: a mean with its 95 % interval and how many it is the mean of. A column
-knows which way is better, so that the best and the second best are marked the same way everywhere.
+has the better direction, so that the best and the second best are marked the same way everywhere.
 """
 
 from __future__ import annotations

@@ -215,7 +215,7 @@ def match_labels_to_model(
 
 
 def lacks_for(entry: Metric, model: Model) -> str:
-    """Clause that says what a network without weights or gradients lacks for a metric; "" if nothing."""
+    """Clause that names what a network without weights or gradients lacks for a metric; "" if nothing."""
     if is_function(model.module) and (entry.needs_weights or entry.needs_gradients):
         return f"needs the network's weights or gradients, and {model.name} is only a function"
     if entry.needs_gradients and not has_gradients(model.module):

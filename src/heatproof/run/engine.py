@@ -416,7 +416,7 @@ class Trials:
         good = set(tried.batch.ids)
         if tried.failures and not good:
             first = tried.failures[0]
-            raise InputError(f"no image that was tried can be used; of {first.id}: {first.reason}")
+            raise InputError(f"none of the images tried can be used; {first.id}: {first.reason}")
         self.decoding = (time.perf_counter() - began) / len(images)
         self.indices = [i for i in images if self.opened.source.samples[i].id in good]
 

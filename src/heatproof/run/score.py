@@ -46,8 +46,8 @@ NO_ANSWER = "the network's output is NaN or infinite for this image"
 NO_MAP = "there is no map: the model's output or the map has NaN or infinite values"
 NOT_FINITE = "the map has NaN or infinite values"
 NOT_DEFINED = "the metric is not defined here"
-TOO_FEW = "too few draws to say how far the map may be off"
-NONE_ABOVE = "no finding reaches its threshold"
+TOO_FEW = "too few draws to estimate the error of the map"
+NONE_ABOVE = "no label reaches its threshold"
 NONE_PREDICTED = -1.0
 READ = "the method's maps are read from files, and this metric runs the method again"
 NO_IMAGE = "no image of this checkpoint could be used"
@@ -461,7 +461,7 @@ class _StoredGroup:
         names = (*self.unit.beside, *self.unit.methods)
         pairs = [(a, b) for k, b in enumerate(names) for a in names[:k] if b in self.unit.methods]
         if not pairs:
-            yield names[0], (None, request.text, math.nan, "a single method agrees with nobody")
+            yield names[0], (None, request.text, math.nan, "agreement needs the maps of at least two methods")
             return
         stored = [set(self._stored(name)) for name in names]
         shared = [name for name in self.predictions.places if all(name in ids for ids in stored)]

@@ -317,7 +317,7 @@ class Worker:
             """Images of exactly one class."""
             single = [i for i, s in enumerate(source.samples) if s.findings is None or len(s.findings) == 1]
             if not single:
-                raise InputError("no picture has exactly one finding, so none is of one class alone")
+                raise InputError("no image has exactly one label, so none is of one class alone")
             own = [next(iter(source.samples[i].stated), None) for i in single]
             chosen = [single[k] for k in draw(own, count, unit.seed)]
             parts = [loaded.batch for loaded in self.load(unit.checkpoint, chosen) if loaded.batch.ids]

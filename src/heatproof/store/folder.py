@@ -5,8 +5,8 @@
     images.json            hash of each image's content (SHA-256); hashes.json, a cache that saves hashing
     scores/UNIT.parquet    rows of a finished unit; UNIT.npz, thumbnails and sizes of its images
     maps/...               see maps.py
-    evidence/CHECKPOINT.json  what the metric evidence found (metrics/evidence_record.py)
-    pictures/NAME.png|jpg  the images as the model saw them, NAME from the hash of the image's id
+    evidence/CHECKPOINT.json  results of the metric evidence (metrics/evidence_record.py)
+    pictures/NAME.png|jpg  the images as the model received them, NAME from the hash of the image's id
     seals/UNIT.json        checksums of the unit's files, written last: then the unit is done (see ledger.py)
     locks/                 which processes write (see ledger.py)
 
@@ -58,7 +58,7 @@ Identity = Sequence[tuple[str, str]]  # id and hash of the content of each image
 
 
 class StopRequested(Exception):
-    """Raised when the run was asked to stop; all finished units are on disk."""
+    """Raised when a stop of the run was requested; all finished units are on disk."""
 
 
 class SeenImages(NamedTuple):

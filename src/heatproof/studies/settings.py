@@ -78,7 +78,7 @@ def calls(text: str) -> tuple[str, ...]:
 
 
 def words(text: str) -> tuple[str, ...]:
-    """What stands between commas.
+    """Texts between commas.
 
     >>> words("a, b c,")
     ('a', 'b c')
@@ -123,18 +123,18 @@ class PreprocessSettings(Settings):
     """Parts of the preprocessing that replace the network's own: the [preprocess] table of a study."""
 
     size: tuple[int, ...] = option(
-        (), "Pixels that the network sees: 128, or height,width.", read=pixels, default_text=""
+        (), "Input size of the network in pixels: 128, or height,width.", read=pixels, default_text=""
     )
     resize: tuple[int, ...] = option(
         (), "Shorter side before the centre crop, or exact height,width; --size by default.",
         read=pixels, default_text="",
     )  # fmt: skip
-    mean: tuple[float, ...] = option((), "Subtracted, one number per channel.", read=numbers, default_text="")
-    std: tuple[float, ...] = option((), "Divided by, one number per channel.", read=numbers, default_text="")
+    mean: tuple[float, ...] = option((), "Mean of each channel, to subtract.", read=numbers, default_text="")
+    std: tuple[float, ...] = option((), "Standard deviation of each channel.", read=numbers, default_text="")
 
     @property
     def table(self) -> dict[str, Any]:
-        """Keys and values of what is given."""
+        """Keys and values of the settings that are set."""
         size = self.size * 2 if len(self.size) == 1 else self.size
         resize = self.resize or (size[:1] if len(set(size)) == 1 and len(size) == 2 else size)
         keys: dict[str, Any] = {"size": list(size), "resize": resize[0] if len(resize) == 1 else list(resize)}
@@ -168,20 +168,20 @@ class CscoreSettings(Settings):
         "folder", "How the images are listed; nifti and arrays may be volumes (CT, MRI), also in a CSV.",
         choices=("folder", "csv", "nifti", "arrays"),
     )  # fmt: skip
-    axes: str | None = option(None, "Of --kind arrays: what the axes of each array are, such as dhw or cdhw.")
+    axes: str | None = option(None, "Axes of each array, for --kind arrays: dhw, cdhw, ...")
     size: tuple[int, ...] = option(
-        (), "Of volumes: depth,height,width, if it is not the network's own.",
+        (), "Input size of volumes, if it is not the network's own: depth,height,width.",
         read=pixels, default_text="",
     )  # fmt: skip
     window: tuple[float, ...] | str = option(
-        (), "Of scans: centre,width that become 0 to 1, or range: each scan's own.",
+        (), "Values of scans mapped to 0 to 1: centre,width, or range: each scan's own.",
         read=read_window, default_text="",
     )  # fmt: skip
     model: str = option(
         "lite0", "lite0, torchvision:NAME, timm:NAME, keras:NAME, FILE.py:FACTORY, ...", short="M"
     )
     networks: tuple[str, ...] = option(
-        (), "Several networks, each as --model takes it, one after the other and on one page."
+        (), "Several networks, in the form of --model, processed in turn and compared on one page."
     )
     beside: tuple[Path, ...] = option((), "A finished study, on the same page; may be repeated.")
     checkpoints: tuple[str, ...] = option(
@@ -197,12 +197,12 @@ class CscoreSettings(Settings):
         "first, since layers differ in size and one of them would decide.",
     )  # fmt: skip
     held_out: float = option(0.2, "Share of images held out from training.")
-    head_epochs: int = option(20, "Of phase 1.", least=0)
-    full_epochs: int = option(10, "Of phase 2.", least=0)
+    head_epochs: int = option(20, "Epochs of phase 1.", least=0)
+    full_epochs: int = option(10, "Epochs of phase 2.", least=0)
     head_lr: float = option(1e-4, "Learning rate of phase 1.")
     full_lr: float = option(1e-5, "Learning rate of phase 2.")
-    label_smoothing: float = option(0.1, "In phase 2.")
-    clip: float = option(1.0, "Gradient norm in phase 2.")
+    label_smoothing: float = option(0.1, "Label smoothing in phase 2.")
+    clip: float = option(1.0, "Maximum gradient norm in phase 2.")
     train_batch: int = option(32, "Images per step of training.", least=1)
     first_phase: str = option(
         "head", "What phase 1 trains; all: for a backbone without pretrained weights.",
@@ -220,7 +220,7 @@ class CscoreSettings(Settings):
         choices=("confidence", "calibrated", "uniform"),
     )  # fmt: skip
     anchor: str | None = option(
-        None, "The lists of one checkpoint for all of them: first, last, or its name, such as epoch20."
+        None, "Checkpoint whose gold lists are used for all: first, last, or its name, such as epoch20."
     )
     gradients: bool = option(False, "Log each layer's gradients, and test whether they predict alarms.")
     layer: str | None = option(None, LAYER, short="l")
@@ -232,7 +232,7 @@ class CscoreSettings(Settings):
     device: str | None = option(None, DEVICE)
     threads: int | None = option(None, THREADS, least=1)
     amp: bool = option(False, "Train in bfloat16.")
-    seed: int = option(0, "Repeats the study exactly.")
+    seed: int = option(0, "Seed of all random numbers.")
     seeds: tuple[int, ...] = option(
         (), "Several trainings on one page, with the same images held out, for tests over seeds: 0,1,2.",
         read=whole_numbers, default_text="",
@@ -305,7 +305,7 @@ class CoseSettings(Settings):
     """Settings of a COSE study."""
 
     model: str = option(help="torchvision:NAME, timm:NAME, hf:FOLDER, FILE.py:FACTORY, lite0, ...", short="M")
-    images: str | Path = option(help="Where the images are.")
+    images: str | Path = option(help="Path of the images.")
     kind: str = option("folder", "folder, csv, imagenet, npz, hf or dicom.")
     checkpoints: tuple[str | Path, ...] = option(
         (), "Weight files of one training run, or a quoted pattern; may be given several times."
@@ -322,7 +322,7 @@ class CoseSettings(Settings):
         "As the authors ran it: integrated gradients in 25 steps from zero in normalised space (their code; "
         "the text has a black image); LIME as the signs of ten quickshift segments, 1,000 random samples, "
         "hidden segments 0; squared SmoothGrad; gradients of the probability, except CAMs; only images that "
-        "the final model gets right.",
+        "the final model classifies correctly.",
     )
     similarity: str = option(
         "local5",
@@ -335,7 +335,7 @@ class CoseSettings(Settings):
     )
     draws: int = option(6, "Magnitudes per image and signed transform.", least=1, most=60)
     limit: int | None = option(None, LIMIT, least=1)
-    num_classes: int | None = option(None, "Of a network built by name.", least=1)
+    num_classes: int | None = option(None, "Number of classes of a network built by name.", least=1)
     class_names: tuple[str, ...] = option(
         (), "Comma-separated, in the order of the model's classes (folder, imagenet).", read=words
     )
@@ -365,7 +365,7 @@ class CoseSettings(Settings):
     unit_images: int = option(8, "Images per unit, the most that an interruption loses.", least=1)
     device: str | None = option(None, DEVICE)
     threads: int | None = option(None, "Threads of torch; default: OMP_NUM_THREADS or automatic.", least=1)
-    seed: int = option(0, "Repeats the study exactly.", least=0)
+    seed: int = option(0, "Seed of all random numbers.", least=0)
 
 
 QR_FLOORS = ("random", "edges")
@@ -392,13 +392,13 @@ class QrSettings(Settings):
     train: int = option(200, "Codes to train on, and as many negatives.", least=8)
     test: int = option(100, "Codes to test on, and as many negatives.", least=4)
     proxy: int = option(900, "Images of the proxy task; 0: use the backbone unchanged.", least=0)
-    proxy_epochs: int = option(10, "Of the proxy task.", least=1)
+    proxy_epochs: int = option(10, "Epochs of the proxy task.", least=1)
     proxy_lr: float = option(3e-3, "Learning rate of the proxy task.")
-    head_epochs: int = option(10, "Of ZS.", least=1)
+    head_epochs: int = option(10, "Epochs of ZS.", least=1)
     head_lr: float = option(1e-2, "Learning rate of ZS.")
-    epochs: int = option(8, "Of every other training.", least=1)
+    epochs: int = option(8, "Epochs of every other training.", least=1)
     lr: float = option(1e-3, "Learning rate of every other training.")
-    schedule: str = option("cosine", "Of the learning rate.", choices=SCHEDULES)
+    schedule: str = option("cosine", "Schedule of the learning rate.", choices=SCHEDULES)
     train_batch: int = option(32, "Images per step of training.", least=2)
     lam: float = option(0.25, "FT-LeakMin's weight of leakage, lambda.")
     alpha: float = option(0.25, "FT-LeakMin's weight of mass inside the code.")
@@ -431,7 +431,7 @@ class QrSettings(Settings):
     device: str | None = option(None, DEVICE)
     threads: int | None = option(None, THREADS, least=1)
     amp: bool = option(False, "Train in bfloat16; on with --full.", both=True)
-    seed: int = option(0, "Of all random numbers.", least=0)
+    seed: int = option(0, "Seed of all random numbers.", least=0)
     seeds: int = option(1, "Number of repetitions on the same data, for intervals over seeds.", least=1)
     out: Path = option(Path("runs/qr"), "Folder.", short="o")
     beside: tuple[Path, ...] = option((), "Folder of a QR study of another network, for the same page.")
@@ -565,7 +565,7 @@ class LocaliseSettings(Settings):
     batch_size: int = option(16, "Images per unit.", least=1)
     device: str | None = option(None, DEVICE)
     threads: int | None = option(None, THREADS, least=1)
-    seed: int = option(0, "Repeats the run exactly.")
+    seed: int = option(0, "Seed of all random numbers.")
 
 
 SHARES = "strength is one share or several, such as 1,0.8,0.5,0.2"
@@ -606,5 +606,5 @@ class ContrastSettings(Settings):
     preprocess: PreprocessSettings = field(default_factory=PreprocessSettings)
     allow_pickle: bool = option(False, "Allow the checkpoint to run code. Only if you trust it.")
     device: str | None = option(None, DEVICE)
-    seed: int = option(0, "Of all random numbers.", least=0)
+    seed: int = option(0, "Seed of all random numbers.", least=0)
     out: Path = option(Path("runs/contrast"), "Folder.", short="o")

@@ -35,7 +35,7 @@ It stays in the graph: the gradient is taken with create_graph, from the logit b
 further. E is the mean over the batch, in which images of other classes count as 0. Choices where the paper
 leaves them open: a map without mass (every position clipped by the ReLU) has the term 0 and no gradient; C^
 is not min-max normalised first, since ReLU has set its floor (BL, as measured, subtracts the minimum too);
-BatchNorm behind the layer, in training mode, lets the images of a batch see each other, so w_k is then the
+BatchNorm behind the layer, in training mode, couples the images of a batch, so w_k is then the
 gradient of the batch's summed logits. Cite: chakraborty2025cambench, selvaraju2017gradcam,
 draelos2020hirescam, jiang2021layercam.
 

@@ -6,7 +6,7 @@ the answer and whose control does not, k- the opposite:
     transplant   (k+ - k-) / n over donors whose strongest patch off the object turns half of its recipients
     property     the same over pairs of a whole-image transfer; the property with the largest value
     recurring    share of donors with a turning patch that has three near-identical partners elsewhere
-    removal      share of donors that keep the answer when the object is painted over, less the share of
+    removal      share of donors that keep the answer when the object is removed, less the share of
                  other images that get it in the same way
     exchange     mean of pointing and inside share of the own map, less those of other images' maps; over
                  all classes
@@ -316,7 +316,7 @@ def _obstacle(answer: ClassAnswer, follows: bool) -> str:
     ):
         return "evidence on the object recurs nearly unchanged; judge whether it belongs to the class"
     if "removal" in tests and not tests["removal"].high < tests["removal"].threshold:
-        return "answers are kept although the object is painted over; check what else the images share"
+        return "answers are kept although the object is removed; check what else the images share"
     if "exchange" in tests and not tests["exchange"].low > 0:
         return "maps lie where those of other images lie; add images with objects at other places"
     return "the tests are too close to their limits; add annotated images"

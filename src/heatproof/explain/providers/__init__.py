@@ -59,7 +59,7 @@ MODULE_STATE = (  # dicts of a module that a package may change, and leave chang
 )  # fmt: skip
 OPTION_TYPES = (type(None), bool, int, float, str, tuple)
 BOX = {"low": 0.0, "high": 1.0}  # defaults of zennit's EpsilonGammaBox, before the image is normalised
-OWN = Card(*["as its author says"] * 3)
+OWN = Card(*["defined by its author"] * 3)
 LEADING = 3  # arguments of a user's function before its options
 FILES = "files"
 PACKAGES = tomllib.loads(Path(__file__).with_name("packages.toml").read_text(encoding="utf-8"))
@@ -196,8 +196,8 @@ def layer_of(method: str, trace: Trace) -> nn.Module:
     model, (name, function, _) = trace.model, trace.layer.partition("+")
     if function:
         raise LayerError(
-            f"{method} looks at modules, and {model.name} is explained behind a function, at "
-            f"{trace.layer!r}; name a module, such as layer={name!r}"
+            f"{method} reads modules, and the layer of {model.name}, {trace.layer!r}, is the output of "
+            f"a function; name a module, such as layer={name!r}"
         )
     if model.facts.part_runs is None:  # how often each module runs in a pass
         counts: Counter[str] = Counter()
@@ -208,7 +208,7 @@ def layer_of(method: str, trace: Trace) -> nn.Module:
         grid, layers = tuple(trace.activation.shape[2:]), picture_layers(model, trace.images)
         alike = [other for other, layout, _ in layers if runs[other] == 1 and layout.grid == grid]
         raise LayerError(
-            f"{method} looks at a module that runs once, and {name!r} runs {runs[name]} times in "
+            f"{method} reads a module that runs once, and {name!r} runs {runs[name]} times in "
             f"{model.name}; name another" + f", such as layer={alike[-1]!r}" * bool(alike)
         )
     return find_module(model.module, name)
@@ -255,8 +255,8 @@ def captum_maps(
     if maps.shape[-2:] != images.shape[-2:] or maps.ndim != 4:
         layout = layout_of(maps, images, trace.model.module)
         if layout is None:
-            gave = f"{entry.name} gave {tuple(maps.shape)} at {trace.layer!r}"
-            raise LayerError(f"{gave}, which is no image; name another layer")
+            gave = f"{entry.name} returned {tuple(maps.shape)} at {trace.layer!r}"
+            raise LayerError(f"{gave}, which has no positions of the image; name another layer")
         maps = layout.picture(maps)
     return over_places(entry, maps)
 
@@ -284,7 +284,7 @@ def grad_cam_maps(
 def lime_maps(
     entry: PackageMethod, trace: Trace, options: dict[str, Any], network: LogitsModule, images: Tensor
 ) -> Tensor:
-    """Weights of the segments by lime, which sees images in [0, 1]; samples and segments follow the seed."""
+    """Weights of the segments by lime, which gets images in [0, 1]; samples and segments follow the seed."""
     model, kind, maps = trace.model, entry.kind, []
 
     @torch.no_grad()
@@ -378,7 +378,7 @@ def named(methods: Methods) -> list[str]:
                 raise InputError(f"two methods are called {name!r}; name them: {{'one': f, 'other': g}}")
             explainers.add_local(of_function(name, method))
         elif table is not None:
-            raise InputError(f"methods[{name!r}] is a name already; a table of methods holds functions")
+            raise InputError(f"methods[{name!r}] is a string; a table of methods holds functions")
         by_name[name] = method
     return list(by_name)
 
@@ -387,7 +387,7 @@ def of_function(name: str, function: Callable[..., Any]) -> Explainer:
     """The entry of a function."""
     if "(" in name or ":" in name:
         raise InputError(
-            f"{name!r} is no name for a method: brackets hold options, and colons come behind packages"
+            f"{name!r} is not a valid method name: brackets hold options, colons follow package names"
         )
 
     def compute(trace: Trace, **options: Any) -> Tensor | Signed:
@@ -400,7 +400,7 @@ def of_function(name: str, function: Callable[..., Any]) -> Explainer:
     except (TypeError, ValueError):
         parameters = []
     options = [p.replace(kind=p.KEYWORD_ONLY) for p in parameters if p.default is not p.empty]
-    compute.__doc__ = inspect.getdoc(function) or f"{name}, a function of the user's."
+    compute.__doc__ = inspect.getdoc(function) or f"{name}, a user-defined function."
     compute.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     return Explainer(name, compute, card=OWN, forward_only=True, volumes=True, cost="its own passes")
 

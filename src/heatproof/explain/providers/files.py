@@ -35,7 +35,7 @@ from heatproof.registry import Card, Explainer
 from heatproof.types import Signed, Trace
 
 SUFFIXES = (".npy", ".npz", ".safetensors", ".png")
-AS_STORED = Card(*["as its maker says"] * 4)
+AS_STORED = Card(*["defined by its author"] * 4)
 CONTROLS = 3  # networks with random weights, as many as the verdict's error rates were measured with
 ASPECT = 1.25  # largest difference of aspect ratios: a coarse layer rounds its sides
 Arrays = Mapping[str, np.ndarray]
@@ -175,7 +175,7 @@ def from_path(name: str, folder: Path, order: Callable[[], Sequence[str]] | None
             if stored.explained is not None and stored.explained != target:
                 raise InputError(
                     f"the map of {image} in {place.path.name} explains class {stored.explained}, but class "
-                    f"{target} is asked about; set run.targets to what was explained, or make other maps"
+                    f"{target} is requested; set run.targets to the explained classes, or compute other maps"
                 )
         signed = [stored.signed for stored in maps if stored.signed is not None]
         if len(signed) < len(maps):
@@ -202,13 +202,13 @@ def _stacked(maps: Sequence[StoredMap], names: Sequence[str], size: tuple[int, .
         if shape != first:
             raise InputError(
                 f"maps differ in size: {names[0]} has {sides(first)}, {name} {sides(shape)}; "
-                "bring them to one size"
+                "resize them to one size"
             )
         shares = [own / side for own, side in zip(shape, size, strict=True)]
         if max(shares) / min(shares) > ASPECT:
             raise InputError(
-                f"the map of {name} is {sides(shape)}, but the network sees {sides(size)}, another shape; "
-                "give maps of what the network sees, after its crop"
+                f"the map of {name} is {sides(shape)}, but the input is {sides(size)}, another shape; "
+                "give maps of the network's input, after its crop"
             )
     return np.stack([stored.values for stored in maps])
 

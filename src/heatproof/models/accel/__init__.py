@@ -375,7 +375,7 @@ def report_short_memory(name: str, inputs: int) -> None:
     """Log once for each network that passes are made smaller."""
     if name not in _reported:
         _reported.add(name)
-        text = "memory does not hold a pass of %d images; smaller passes are made, whose results agree"
+        text = "a pass of %d images does not fit into memory; smaller passes are run, whose results agree"
         log.warning(f"%s: {text} up to rounding", name, inputs)
 
 

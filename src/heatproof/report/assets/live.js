@@ -18,13 +18,13 @@
     return found;
   };
   const trouble = (error) => {
-    const gone = error instanceof TypeError; // what fetch throws where nobody answers
+    const gone = error instanceof TypeError; // what fetch throws if there is no server
     at("trouble").textContent = gone ? "The server no longer responds; the page shows the last state." : `Error: ${error.message}`;
     at("trouble").hidden = false;
   };
   const well = () => { at("trouble").hidden = true; };
 
-  /* Maps that come into view together are asked for together, and kept. */
+  /* Maps that come into view together are requested together, and cached. */
   const kept = new Map(), waiting = new Map();
   const fetchLot = async (lot) => {
     const wanted = waiting.get(lot), [model, checkpoint, method] = JSON.parse(lot);
@@ -48,7 +48,7 @@
     return promise;
   };
 
-  /* Pictures and maps are fetched when their card comes near the window. */
+  /* Images and maps are fetched when their card comes near the window. */
   const eye = new IntersectionObserver((entries) => {
     for (const entry of entries) {
       if (!entry.isIntersecting) continue;

@@ -1,9 +1,9 @@
-/* heatproof: heatmaps over pictures, and the controls that change them.
+/* heatproof: heatmaps over images, and the controls that change them.
 
    heatproof.gallery(root, set) shows a set of images. The set holds methods, metrics, groups, colours and images;
-   an image's picture is an address and its maps are {h, w, data}, or functions and promises of these, so that the
-   same code serves a page with everything inside and one that asks a server. What is shown stands in the address
-   behind the #, so that a link leads to it. Text from outside only ever becomes textContent. */
+   an image's `picture` is an address and its maps are {h, w, data}, or functions and promises of these, so that the
+   same code serves a page with everything inside and one that asks a server. The state of the page is in the address
+   after the #, so that a link leads to it. Text from outside only ever becomes textContent. */
 "use strict";
 const heatproof = (() => {
   const make = (tag, attributes = {}, ...children) => {
@@ -90,7 +90,7 @@ const heatproof = (() => {
   const SIZE = 112;
   const settled = async (thing) => (typeof thing === "function" ? thing() : thing);
 
-  /* One picture with maps over it, each {map, label}; where there are two, a slider shows one left of the other. */
+  /* One image with maps over it, each {map, label}; where there are two, a slider shows one left of the other. */
   const stack = (picture, layers, colours) => {
     const box = make("div", { class: layers.length > 1 ? "frame two" : "frame" });
     const drawn = [];
@@ -141,7 +141,7 @@ const heatproof = (() => {
         line.append(said);
       }
     }
-    if (image.planes) line.append(make("br"), image.planes); // of a volume, those that the picture shows
+    if (image.planes) line.append(make("br"), image.planes); // of a volume, those that the image shows
     if (image.unavailable) line.append(make("br"), image.unavailable);
     return line;
   };
@@ -212,7 +212,7 @@ const heatproof = (() => {
     return chart;
   };
 
-  /* Every class that was explained of a picture: its findings (PICTURE#FINDING), or what the network says instead. */
+  /* Every class that was explained of an image: its labels (IMAGE#LABEL), or what the network predicts instead. */
   const entriesOf = (set, image) => {
     const picture = (each) => (set.several ? each.id.slice(0, each.id.lastIndexOf("#")) : each.id);
     const own = set.images.filter((other) => picture(other) === picture(image));
@@ -285,7 +285,7 @@ const heatproof = (() => {
       sort: "", answer: "all", label: "",
     };
     const state = { ...usual, colours: ramp(set.colours[names[0]]), opacity: 0.6 };
-    let open = null; // the dialog of a picture
+    let open = null; // the dialog of an image
     const cards = make("ul", { class: "cards" });
     const said = make("p", { class: "said", role: "status" });
     const scale = make("canvas", { class: "scale", width: 256, height: 1, "aria-hidden": "true" });

@@ -1,4 +1,4 @@
-/* Two maps of one picture, left and right of a slider, with their scores; and saving what is shown. */
+/* Two maps of one image, left and right of a slider, with their scores; and saving what is shown. */
 "use strict";
 Object.assign(heatproof, (() => {
   const { make, outside, number, arrow, stack, answer, labelled } = heatproof;
@@ -11,7 +11,7 @@ Object.assign(heatproof, (() => {
     setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
   };
 
-  /* A frame as it is seen: the grey picture, and each map on its side of the slider. */
+  /* A frame as it is seen: the grey image, and each map on its side of the slider. */
   const toPNG = (box, opacity, wipe) => {
     const picture = box.querySelector("img"), maps = [...box.querySelectorAll("canvas")];
     const width = 672, height = Math.round(width * (picture ? picture.naturalHeight / picture.naturalWidth : 1));

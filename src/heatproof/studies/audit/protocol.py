@@ -406,7 +406,7 @@ def _plan(
 ) -> AuditPlan:  # fmt: skip
     """Plan a study with these methods, if any, and the metrics that `choose` returns."""
     source, folder = guess_source(audit.images), audit.out.resolve()
-    say(f"looking at {audit.model} and {source.path}: {source.seen}")
+    say(f"inspecting {audit.model} and {source.path}: {source.seen}")
     tables = study_tables(audit, source, folder, {})
     inspection = inspect(audit, tables, folder, None)
     choices = choose(inspection)

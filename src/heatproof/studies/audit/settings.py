@@ -43,7 +43,7 @@ class NetworkSettings(Settings):
     images: Path = option(help="A folder of images, or a CSV file that lists them.")
     checkpoint: tuple[str, ...] = option((), "Weights: safetensors or torch.", short="c")
     pretrained: bool = option(False, "The library's own weights, which are downloaded.")
-    num_classes: int | None = option(None, "Of the network; the checkpoint's by default.", least=1)
+    num_classes: int | None = option(None, "Number of classes; the checkpoint's by default.", least=1)
     class_names: tuple[str, ...] = option(
         (), "Comma-separated, in the order of the model's classes; else its own, or the folders'.", read=words
     )
@@ -55,7 +55,7 @@ class NetworkSettings(Settings):
     allow_pickle: bool = option(False, "Allow checkpoints to run code. Only if you trust them.")
     device: str | None = option(None, DEVICE)
     threads: int | None = option(None, THREADS, least=1)
-    seed: int = option(0, "Of all random numbers.", least=0)
+    seed: int = option(0, "Seed of all random numbers.", least=0)
 
     @property
     def audit(self) -> AuditSettings:

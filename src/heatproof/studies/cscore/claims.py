@@ -59,7 +59,7 @@ class Rise(NamedTuple):
 
     @property
     def expected(self) -> str:
-        """Whether the method behaves as the hypothesis says: yes, no or undecided; "" if it says nothing."""
+        """Whether the method follows the hypothesis: yes, no or undecided; "" without a hypothesis."""
         if self.uses_gradients:
             against = self.below >= 0 or self.rise <= 0
             confirmed = self.below < 0 and self.p <= LEVEL

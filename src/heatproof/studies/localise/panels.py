@@ -161,7 +161,7 @@ class Studio:
                         Tile(with_boxes(image, boxes), method),
                         Tile(overlay(image, heat[i]), f"true: {true}"),
                         Tile(overlay(image, other_heat[i]), f"predicted: {guess}"),
-                        Tile(apart, f"top {results.budget:.0%} of one only", note),
+                        Tile(apart, f"top {results.budget:.0%} of one class only", note),
                     ])  # fmt: skip
                     if example := examples[classes[1][i]]:
                         (other, frames), own = drawn[example]
@@ -183,7 +183,7 @@ class Studio:
             for i, (name, (image, boxes)) in enumerate(zip(ids, views, strict=True)):
                 tiles = (Tile(tinted(image, five[i], dim=True), variant) for variant, five in best.items())
                 rows.append([Tile(with_boxes(image, boxes), name), *tiles])
-        return self.save(sheet(rows, heading="LIME: the five segments that speak most"), "counts", "segments")
+        return self.save(sheet(rows, heading="LIME: the five largest weights"), "counts", "segments")
 
     def segments_used(self, methods: Mapping[str, str], images: Sequence[str]) -> dict[str, float]:
         """By variant of LIME: the mean number of segments of an image."""

@@ -80,7 +80,7 @@ class LocaliseResults:
 
     @property
     def real_methods(self) -> list[str]:
-        """Methods other than floors, which do not look at the model."""
+        """Methods other than controls, which do not use the model."""
         return [method for method in self.methods if not is_floor(method)]
 
     @property
@@ -343,7 +343,7 @@ def overlaps_of(first: Maps, second: Maps, budget: float) -> list[float]:
 def raise_flags(
     results: LocaliseResults, overlaps: Mapping[str, float], limits: FlagThresholds
 ) -> list[Flag]:
-    """Every flag of a run, by kind, the worst first. Floors raise none: they do not look at the model."""
+    """Every flag of a run, by kind, the worst first. Controls raise none: they do not use the model."""
     chance = results.budget if limits.overlap is None else limits.overlap
     flags: list[Flag] = []
     for image in results.images:

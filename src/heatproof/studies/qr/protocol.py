@@ -426,7 +426,7 @@ def scene_scores(maps: Maps, codes: np.ndarray, distractors: np.ndarray) -> PerI
         "scene_weakest": on_codes.amin(1) * len(codes[0]) / torch.where(together > 0, together, torch.nan),
     }
     flat = constant(maps.values)
-    off = Cause("nothing of the map lies on a code", (together == 0) & ~flat, ("scene_weakest",))
+    off = Cause("the map has no mass on a code", (together == 0) & ~flat, ("scene_weakest",))
     return PerImage({name: value.float() for name, value in scores.items()}, [Cause(CONSTANT, flat), off])
 
 
@@ -439,7 +439,7 @@ def edit_scores(before: Maps, after: Maps, edited: Edited, kind: str) -> PerImag
     undone = Cause(UNDONE, torch.from_numpy(~edited.done).to(device))
     empty = Cause("one of the maps is empty", (leaves.isnan() | arrives.isnan()) & ~undone.where)
     removed = torch.full_like(undone.where, kind == "remove")
-    nowhere = Cause("a finder that is removed arrives nowhere", removed, (f"edit_arrives({kind})",))
+    nowhere = Cause("a removed finder has no new position", removed, (f"edit_arrives({kind})",))
     return PerImage(
         {f"edit_leaves({kind})": leaves.float(), f"edit_arrives({kind})": arrives.float()},
         [undone, empty, nowhere],

@@ -1,11 +1,11 @@
 """The images of a QR study and the networks that are trained on them.
 
     OUT/data/train, OUT/data/test    codes and hard negatives with exact masks, as files
-    FOLDER/training/NAME             one training each, which goes on where it was stopped
+    FOLDER/training/NAME             one training each, which resumes where it was stopped
     FOLDER/weights/NAME.safetensors  its last weights; base is the backbone before the regimes
 
 A network without weights of its own first learns a proxy task, so that ZS does not read random features: to
-tell the kinds of negatives apart (checkerboard, clutter, barcode, ...), on images of another seed. No code
+distinguish the kinds of negatives (checkerboard, clutter, barcode, ...), on images of another seed. No code
 is shown to it. Then its head is exchanged, and every training starts from there, with the same head.
 """
 
