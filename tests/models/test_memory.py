@@ -74,7 +74,7 @@ def test_on_a_gpu_a_part_is_tried_again_at_its_size_before_it_is_halved(
     assert work.sizes == [8, 8] and not shrunk and released == [gpu] and not caplog.text
     work = Short(5)
     assert [size for _, size in in_parts(gpu, "too short", 8, work, shrunk=shrunk.append)] == [4, 4]
-    assert work.sizes == [8, 8, 4, 4] and shrunk == [4] and "does not hold a pass of 8 images" in caplog.text
+    assert work.sizes == [8, 8, 4, 4] and shrunk == [4] and "a pass of 8 images does not fit" in caplog.text
 
 
 class Once(nn.Module):
