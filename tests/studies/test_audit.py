@@ -36,7 +36,6 @@ from heatproof.studies.audit.planner import (
     FIRST,
     MARGIN,
     MORE,
-    MOST_OFF,
     VOTE,
     BudgetPlanner,
     CostModel,
@@ -244,13 +243,26 @@ def test_what_a_step_took_decides_what_follows(many: Path) -> None:
         assert after.methods[: len(before.methods)] == before.methods
         assert after.metrics[: len(before.metrics)] == before.metrics and after.images >= before.images
     budget = ladder(opened, 1000.0)
-    budget.record(step, 0.0)
-    assert budget.scale == 1 / MOST_OFF  # an idle one: more of it fits
+    budget.record(step, budget.step_seconds(step) / 20)
+    assert budget.scale == pytest.approx(1 / 20)  # an idle one: more of it fits
     assert len(budget.plan(())[-1].methods) > len(rest[-1].methods)
     budget = ladder(opened, 1000.0)
     budget.done = first
     budget.record(replace(first, metrics=(*first.metrics, "evidence")), 0.0)
     assert budget.scale == 1  # its expected time is a maximum, and says nothing about tests
+
+
+def test_a_short_step_does_not_change_the_estimates_of_long_ones(many: Path) -> None:
+    budget = ladder(opened_study(many), 1000.0)
+    first, _ = budget.step(())
+    assert first is not None
+    long = budget.step_seconds(first)
+    budget.record(first, long)
+    short = replace(first, images=first.images + 1, tested=first.tested)
+    expected = budget.step_seconds(short)
+    assert expected < long / 50
+    budget.record(short, expected + 2.0)  # a run's start and end
+    assert budget.scale == pytest.approx((long + expected + 2.0) / (long + expected)) and budget.scale < 1.1
 
 
 def test_without_time_a_run_that_has_something_asks_for_nothing_more(many: Path) -> None:
@@ -277,7 +289,9 @@ def test_a_decided_method_is_tested_on_no_further_image(many: Path) -> None:
     last = steps[-1]
     counts = {method: last.tested_images(method) for method in last.methods}
     assert counts == {"gradcam": 40, "layercam": 120, "random": 40, "edges": 40, "centre": 40}
-    assert [step.images for step in steps] == [40, 40, 80, 104, 104, 120, 120] and "evidence" in last.metrics
+    assert [step.images for step in steps] == [40, 64, 104, 104, 120, 120] and "evidence" in last.metrics
+    looks = [images for images, methods in last.tested if "layercam" in methods]
+    assert looks == [40, 80, 120]  # after each doubling and at the end
     everything = [(120, (*last.methods,))]
     saved = budget._cost(replace(last, tested=tuple(everything)), lambda _: 120.0)
     assert budget._cost(last, last.tested_images) < 0.6 * saved

@@ -25,9 +25,7 @@ from heatproof.run.progress import Bar, Progress, spell
 from heatproof.studies.audit.settings import AuditSettings, EvidenceSettings, NetworkSettings, ScoreSettings
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from heatproof.studies.audit.protocol import AuditOutcome, AuditPlan
+    from heatproof.studies.audit.protocol import AuditOutcome
     from heatproof.verdict.answers import Verdict
 
 OPEN = click.Option(
@@ -96,7 +94,9 @@ def audit_command(ctx: click.Context, given: dict[str, Any], show: bool | None) 
 
     progress = Progress(console)
     plan = plan_audit(settings, say=progress.say, trying=TimingBar(), began=began)
-    console.print(_choices(plan))
+    about = "chosen by an earlier call" if plan.begun else f"about {spell(plan.seconds)}"
+    rows = [(", ".join(names), why) for why, names in plan.reasons(True).items()]
+    console.print(new_table(f"audit: {about}", ("chosen", "reason"), rows))
     for line in plan.notices():
         say(line)
     outcome = run_audit(settings, plan, progress)
@@ -186,13 +186,6 @@ def evidence_command(ctx: click.Context, given: dict[str, Any], show: bool | Non
         say(f"  {answer}")
     say(f"to repeat or extend it: heatproof run {plan.study}")
     _end(ctx, path, show, outcome.result.broken or outcome.result.unanswered)
-
-
-def _choices(plan: AuditPlan) -> Table:
-    """What was chosen, a row for each reason."""
-    about = "chosen by an earlier call" if plan.begun else f"about {spell(plan.seconds)}"
-    rows = [(", ".join(names), why) for why, names in plan.reasons(True).items()]
-    return new_table(f"audit: {about}", ("chosen", "reason"), rows)
 
 
 class TimingBar:

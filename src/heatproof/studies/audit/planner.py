@@ -4,6 +4,7 @@ The rungs, in order; a rung that does not fit is left out, and later ones are st
 
     the first method, `random`, and the test that the verdict rests on, on 40 images (fewer if there is no
     time for more); a second method
+    up to 64 images, for the answer to what the network uses
     two more methods of one pass; floors; further methods of one pass; insertion and deletion
     up to 100 images
     randomisation, fragility; methods of many passes
@@ -61,12 +62,11 @@ CURVES = ("insertion(steps=10)", "deletion(steps=10)")
 FURTHER = (("randomisation(depths=3)",), ("fragility",))
 EVIDENCE, EVIDENCE_PASSES = "evidence", 30  # inputs per image, at most
 PASSLESS = ("cscore", "auc", "accuracy", "recall", "localise", "structure", "method_agreement")
-FEWEST, SOME, MANY = 4, 104, 1000  # images
+FEWEST, FOR_EVIDENCE, SOME, MANY = 4, 64, 104, 1000  # images
 CONTINUED = 0.5  # of the methods, which are still tested after the first look (docs/results/calibration.md)
 IMAGES = "images"  # the choice of how many
 MARGIN = 0.8  # of the time that is left: what is measured on two images is not exact
 ALMOST = 0.9
-MOST_OFF = 20.0  # factor by which a step may be more or less expensive than expected
 REPORT = 5.0  # seconds
 FULL, TOO_LONG = "no time left", "about "  # how reasons begin that more minutes help against
 TRIED = 32  # images on which the network's answers are checked
@@ -294,13 +294,19 @@ class BudgetPlanner:
     minutes: float
     most: int = MANY  # images
     labels: bool = True  # whether the network has the classes of the images
-    scale: float = 1.0  # measured over expected seconds of a run
+    measured: float = 0.0  # seconds of the steps so far
+    expected: float = 0.0  # seconds of the same steps, by their parts
     done: Selection | None = None  # what the run has already
     decided: frozenset[str] = frozenset()  # methods that need no further test
 
     @property
     def checkpoints(self) -> int:
         return len(self.resolved.checkpoints)
+
+    @property
+    def scale(self) -> float:
+        """Measured over expected seconds, of all steps: a short one is mostly the start and end of a run."""
+        return self.measured / self.expected if self.expected else 1.0
 
     def seconds(self, chosen: Selection) -> float:
         """Seconds that a selection takes from now on, with the tests that are expected."""
@@ -335,33 +341,35 @@ class BudgetPlanner:
 
     def record(self, step: Selection, seconds: float) -> None:
         """Record the time of a step, which corrects later estimates; that of evidence does not: a maximum."""
-        expected = self.step_seconds(step) / self.scale
-        if expected > 0 and not self._computes_evidence(step):
-            self.scale = min(max(seconds / expected, 1 / MOST_OFF), MOST_OFF)
+        if not self._computes_evidence(step):
+            expected = self.step_seconds(step) / self.scale
+            self.measured, self.expected = self.measured + seconds, self.expected + expected
         self.done = step
 
     def step(self, wanted: Sequence[str]) -> tuple[Selection | None, Selection]:
         """The next step, None if nothing is left that fits; and all that fits. wanted: as for plan."""
         steps = self.plan(wanted)
         if self.done is None:
-            return self._with_tests(steps[0]), steps[-1]
+            return self._with_tests(steps[0], steps[-1].images), steps[-1]
         # At most twice the images, so that a step with a wrong cost estimate stays short.
         more = replace(steps[0], images=min(steps[0].images, 2 * self.done.images))
         if EVIDENCE in {*more.metrics} - {*self.done.metrics}:  # only after all tests
             more = replace(self.done, choices=steps[-1].choices)
-        more = self._with_tests(more)
+        more = self._with_tests(more, steps[-1].images)
         if more.same_run(self.done):
             more = replace(steps[-1], tested=self.done.tested)
         return None if more.same_run(self.done) else more, steps[-1]
 
-    def _with_tests(self, chosen: Selection) -> Selection:
-        """With the next tests of each undecided method, those of known methods as far as there is time."""
+    def _with_tests(self, chosen: Selection, most: int) -> Selection:
+        """With the next tests of undecided methods, as far as there is time; most: images at the end."""
         done = self.done or replace(chosen, tested=())
         left = self.affordable - self._seconds(self._evidence(chosen), done.tested_images)
         steps: dict[int, tuple[str, ...]] = {}
         for method in chosen.methods:
             tested = done.tested_images(method)
-            goal = min(chosen.images, FIRST_LOOK if is_floor(method) else max(FIRST_LOOK, 2 * tested))
+            goal = FIRST_LOOK if is_floor(method) else max(FIRST_LOOK, 2 * tested)
+            if goal > chosen.images:  # too few images for the next look, except for the last one
+                goal = chosen.images if not tested or chosen.images >= most else tested
             price = self.scale * self.checkpoints * self.costs.test(method, chosen.groups) * (goal - tested)
             if goal > tested and method not in self.decided and (price <= left or not tested):
                 steps[goal] = (*steps.get(goal, ()), method)
@@ -383,23 +391,23 @@ class BudgetPlanner:
         wanted: methods that the user named, which are then the only ones.
         """
         start = self.done or self._required(wanted)
-        has_gradients = self.costs.first not in FORWARD_ONLY
-        core, more = (CORE, MORE) if has_gradients else (("eigencam",), ())
-        if wanted:
-            start = self._methods(start, wanted[1:], "requested", required=True)
-        else:
-            start = self._methods(start, core, "one pass per image", 2)
+        groups: tuple[tuple[str, ...], ...] = ((), (), ()) if wanted else (CORE, MORE, EXPENSIVE)
+        if not wanted and self.costs.first in FORWARD_ONLY:
+            groups = FORWARD_ONLY[1:2], (), (*FORWARD_ONLY[2:], *EXPENSIVE)
+        core, more, expensive = groups
+        start = self._methods(start, wanted[1:], "requested", required=True)
+        start = self._methods(start, core, "one pass per image", 2)
         start = self._images(start, FIRST_LOOK)
-        small = start if wanted else self._methods(start, core, "one pass per image", 4)
+        small = start if self._why_no_evidence else self._images(start, FOR_EVIDENCE)
+        small = self._methods(small, core, "one pass per image", 4)
         small = self._methods(small, FLOORS, "control: does not use the network")
-        small = small if wanted else self._methods(small, more, "one pass per image")
-        small = self._metrics(small, CURVES)
+        small = self._metrics(self._methods(small, more, "one pass per image"), CURVES)
         some = rich = self._images(small, SOME)
         for group in FURTHER:
             rich = self._metrics(rich, group)
-        if not wanted:
-            expensive = with_sufficient_repeats([*FORWARD_ONLY[2:] * (not has_gradients), *EXPENSIVE])
-            rich = self._methods(rich, list(expensive.values()), "many passes per image")
+        if expensive:
+            fewer = with_sufficient_repeats(expensive)
+            rich = self._methods(rich, [*fewer.values()], "many passes per image")
         open_questions = any(not is_floor(m) and m not in self.decided for m in rich.methods)
         last = self._images(rich, self.most) if open_questions else rich
         whole = self._count_noted(self._evidence(last))
