@@ -76,7 +76,7 @@ def test_headlines_and_levels(tmp_path: Path, follows: str, uses: str) -> None:
     )
     assert verdict.network.note in verdict.sentence
     if (follows, uses) == ("no", "yes"):
-        assert verdict.network.note.endswith("no method whose maps chose the patches follows the network")
+        assert verdict.network.note.endswith("chose the patches is known to follow the network")
 
 
 def test_what_the_network_uses_does_not_change_whether_its_maps_follow(tmp_path: Path) -> None:

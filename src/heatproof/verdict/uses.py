@@ -303,7 +303,7 @@ def _obstacle(answer: ClassAnswer, follows: bool) -> str:
     """What keeps an undecided class from an answer, and the remedy."""
     tests = {test.name: test for test in answer.tests}
     if not follows:
-        return "no method whose maps chose the patches follows the network"
+        return "no method whose maps chose the patches is known to follow the network"
     donors, few = tests["recurring"].n, tests["transplant"].n
     if donors < FEWEST:
         return f"{counted(donors, 'image')} could be tested, {FEWEST} are needed; add images"
