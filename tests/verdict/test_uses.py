@@ -78,7 +78,7 @@ def test_a_shortcut_needs_no_method_that_follows_but_a_yes_does(
     assert verdict_of(cheats, "undecided").network.answer == "no"
     assert verdict_of(cheats, "undecided").headline == "The network uses something other than the object"
     answer = verdict_of(clean, "no").network
-    assert answer.answer == "undecided" and "follows the network" in answer.note
+    assert answer.answer == "undecided" and "is known to follow the network" in answer.note
 
 
 def test_without_regions_evidence_is_listed_and_not_judged(images: Images) -> None:
