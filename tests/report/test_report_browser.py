@@ -114,7 +114,7 @@ def test_groups_filters_and_sorting(visit: Visit) -> None:
     visit.choose("Answer", "all")
     visit.choose("True class", CLASSES[0])
     assert 0 < len(visit.ids()) < len(every)
-    assert f"{len(visit.ids())} of {len(every)} images shown" in page.locator(".said").inner_text()
+    assert f"{len(visit.ids())} of {len(every)} images shown" in page.locator(".status").inner_text()
     visit.choose("True class", "")
     for metric, sign in (("insertion", -1), ("deletion", 1)):
         visit.choose("Sort by", metric)
@@ -128,7 +128,7 @@ def test_method_colour_and_opacity_change_the_picture(visit: Visit) -> None:
     before = visit.drawing()
     visit.choose("Method", "1")
     layercam = visit.drawing()
-    assert layercam != before and "maps of layercam" in page.locator(".said").inner_text()
+    assert layercam != before and "maps of layercam" in page.locator(".status").inner_text()
     visit.choose("Colours", "viridis")
     assert visit.drawing() != layercam
     visit.choose("Colours", "jet")

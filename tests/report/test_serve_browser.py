@@ -89,7 +89,7 @@ class Visit:
         return self.page.locator(".card .id").all_text_contents()
 
     def status(self) -> str:
-        return self.page.locator(".said").inner_text()
+        return self.page.locator(".status").inner_text()
 
     def download(self, button: Any) -> Path:
         with self.page.expect_download() as caught:
@@ -112,7 +112,7 @@ def visit(browser: Any, server: Server) -> Iterator[Visit]:
 # Milliseconds from a control's change until the cards on the page are those of the answer and laid out.
 TIMED = """([label, value]) => new Promise((done) => {
   const name = [...document.querySelectorAll('#browse label')].find((l) => l.textContent === label);
-  const field = document.getElementById(name.htmlFor), status = document.querySelector('.said');
+  const field = document.getElementById(name.htmlFor), status = document.querySelector('.status');
   const began = performance.now();
   new MutationObserver((_, watch) => {
     watch.disconnect();

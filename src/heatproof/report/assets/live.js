@@ -13,9 +13,9 @@
   const ask = async (path, query = {}) => {
     const response = await fetch(`${path}?${new URLSearchParams(query)}`);
     if (response.status === 401) throw new Error("the token is no longer valid; open the address that heatproof serve printed");
-    const found = await response.json();
-    if (!response.ok) throw new Error(found.error);
-    return found;
+    const result = await response.json();
+    if (!response.ok) throw new Error(result.error);
+    return result;
   };
   const trouble = (error) => {
     const gone = error instanceof TypeError; // what fetch throws if there is no server
@@ -25,26 +25,26 @@
   const well = () => { at("trouble").hidden = true; };
 
   /* Maps that come into view together are requested together, and cached. */
-  const kept = new Map(), waiting = new Map();
-  const fetchLot = async (lot) => {
-    const wanted = waiting.get(lot), [model, checkpoint, method] = JSON.parse(lot);
-    waiting.delete(lot);
-    let found = {};
+  const cache = new Map(), waiting = new Map();
+  const fetchMaps = async (group) => {
+    const wanted = waiting.get(group), [model, checkpoint, method] = JSON.parse(group);
+    waiting.delete(group);
+    let result = {};
     try {
-      found = await ask("/maps", { model, checkpoint, method, keys: [...wanted.keys()].join(",") });
+      result = await ask("/maps", { model, checkpoint, method, keys: [...wanted.keys()].join(",") });
     } catch (error) { trouble(error); }
-    wanted.forEach((resolve, key) => resolve(found[key] || null));
+    wanted.forEach((resolve, key) => resolve(result[key] || null));
   };
   const mapOf = (checkpoint, method, key) => {
-    const lot = JSON.stringify([choices.model, checkpoint, method]), name = `${lot} ${key}`;
-    if (kept.has(name)) return kept.get(name);
+    const group = JSON.stringify([choices.model, checkpoint, method]), name = `${group} ${key}`;
+    if (cache.has(name)) return cache.get(name);
     const promise = new Promise((resolve) => {
-      if (!waiting.has(lot)) { waiting.set(lot, new Map()); setTimeout(fetchLot, 0, lot); }
-      waiting.get(lot).set(key, resolve);
+      if (!waiting.has(group)) { waiting.set(group, new Map()); setTimeout(fetchMaps, 0, group); }
+      waiting.get(group).set(key, resolve);
     });
-    kept.set(name, promise);
-    promise.then((found) => { if (!found) kept.delete(name); }); // it may come with a later unit
-    if (kept.size > MOST_MAPS) kept.delete(kept.keys().next().value);
+    cache.set(name, promise);
+    promise.then((result) => { if (!result) cache.delete(name); }); // it may come with a later unit
+    if (cache.size > MOST_MAPS) cache.delete(cache.keys().next().value);
     return promise;
   };
 
@@ -107,7 +107,7 @@
   };
 
   const cards = make("ul", { class: "cards" }), means = make("ul", { class: "means" });
-  const said = make("p", { class: "said", role: "status" });
+  const status = make("p", { class: "status", role: "status" });
   const csv = make("a", { class: "button", download: "" });
   csv.textContent = "Save CSV";
   const turnTo = (page) => { choice.page = page; show(); };
@@ -134,9 +134,9 @@
 
   /* Cards that did not change stay, so that nothing flickers while a run goes on. */
   let before = new Map();
-  const draw = (found) => {
+  const draw = (result) => {
     const view = JSON.stringify([sides(), choice.sort, choices.headline]), now = new Map(), had = document.activeElement;
-    list = found.images;
+    list = result.images;
     for (const image of list) {
       const look = view + JSON.stringify(image), old = before.get(image.key);
       now.set(image.key, old && old.look === look ? old : { look, element: card(image) });
@@ -147,16 +147,16 @@
       cards.replaceChildren(...elements);
       if (cards.contains(had)) had.focus({ preventScroll: true });
     }
-    choice.page = found.page;
-    below.update(found);
-    const last = found.first + list.length - 1, all = found.of.toLocaleString("en");
-    said.textContent = list.length
-      ? `${found.total.toLocaleString("en")} of ${all} images, ${found.first.toLocaleString("en")} to ${last.toLocaleString("en")} shown: ${sides().map(words).join(" beside ")}`
+    choice.page = result.page;
+    below.update(result);
+    const last = result.first + list.length - 1, all = result.of.toLocaleString("en");
+    status.textContent = list.length
+      ? `${result.total.toLocaleString("en")} of ${all} images, ${result.first.toLocaleString("en")} to ${last.toLocaleString("en")} shown: ${sides().map(words).join(" beside ")}`
       : `No image matches these filters (of ${all})`;
-    means.replaceChildren(...choices.metrics.filter((metric) => found.means[metric.name]).map((metric) => {
-      const [these, every] = found.means[metric.name], line = make("li"), value = make("b"), rest = make("span");
+    means.replaceChildren(...choices.metrics.filter((metric) => result.means[metric.name]).map((metric) => {
+      const [these, every] = result.means[metric.name], line = make("li"), value = make("b"), rest = make("span");
       value.textContent = ` ${number(these)}`;
-      rest.textContent = found.total === found.of ? "" : ` (all: ${number(every)})`;
+      rest.textContent = result.total === result.of ? "" : ` (all: ${number(every)})`;
       line.append(`mean ${metric.plain.split(":")[0]}${arrow(metric)}`, value, rest);
       return line;
     }));
@@ -165,8 +165,8 @@
   const show = async () => {
     const mine = ++turn;
     try {
-      const found = await ask("/images", query());
-      if (mine === turn) { draw(found); well(); }
+      const result = await ask("/images", query());
+      if (mine === turn) { draw(result); well(); }
     } catch (error) { trouble(error); }
   };
 
@@ -191,14 +191,14 @@
   const report = async () => {
     const mine = ++reported;
     try {
-      const found = await ask("/report", { model: choice.model, checkpoint: choice.checkpoint });
+      const result = await ask("/report", { model: choice.model, checkpoint: choice.checkpoint });
       if (mine !== reported) return;
-      put("head", found.head);
-      put("verdict-here", found.verdict);
-      put("contents", found.contents);
-      put("first-here", found.first);
-      put("rest-here", found.sections + found.left_out);
-      const plain = new DOMParser().parseFromString(found.title, "text/html").documentElement.textContent;
+      put("head", result.head);
+      put("verdict-here", result.verdict);
+      put("contents", result.contents);
+      put("first-here", result.first);
+      put("rest-here", result.sections + result.left_out);
+      const plain = new DOMParser().parseFromString(result.title, "text/html").documentElement.textContent;
       if (document.title === "heatproof live") setTimeout(heatproof.unfold);
       document.title = plain;
     } catch (error) { trouble(error); }
@@ -270,7 +270,7 @@
     field("label", "True class", show), field("answer", "Answer", show), labelled("Name contains", search, search),
     field("sort", "Sort by", () => { best(); whole(); }), field("order", "Order", show), heat,
     field("colours", "Colours", recolour), scale);
-  const bar = make("div", { class: "bar" }, said, make("div", { class: "tools" }, csv));
+  const bar = make("div", { class: "bar" }, status, make("div", { class: "tools" }, csv));
 
   const renew = async () => {
     try {

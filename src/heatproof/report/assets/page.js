@@ -103,14 +103,14 @@ const heatproof = (() => {
     });
     for (const layer of layers) {
       const canvas = make("canvas", { width: SIZE, height: SIZE, role: "img", "aria-label": layer.label });
-      settled(layer.map).then(unpack).then((found) => {
-        if (!found) {
+      settled(layer.map).then(unpack).then((map) => {
+        if (!map) {
           const none = make("span", { class: "none" });
           none.textContent = layers.length > 1 ? `no map: ${layer.label}` : "no map";
           box.append(none);
           return;
         }
-        const values = enlarge(found, SIZE);
+        const values = enlarge(map, SIZE);
         box.append(canvas);
         drawn.push((table) => paint(canvas, values, table));
         drawn[drawn.length - 1](box.colours);
@@ -136,9 +136,9 @@ const heatproof = (() => {
       if (!says_all) line.append("predicted ", outside(image.predicted));
       if (image.confidence != null) line.append(` ${Math.round(image.confidence * 100)}\u00a0%`);
       if (image.right != null) {
-        const said = make("span", { class: image.right ? "right" : "wrong" });
-        said.textContent = image.right ? " ✓\u00a0right" : " ✗\u00a0wrong";
-        line.append(said);
+        const mark = make("span", { class: image.right ? "right" : "wrong" });
+        mark.textContent = image.right ? " ✓\u00a0right" : " ✗\u00a0wrong";
+        line.append(mark);
       }
     }
     if (image.planes) line.append(make("br"), image.planes); // of a volume, those that the image shows
@@ -239,11 +239,11 @@ const heatproof = (() => {
       dialog.append(cards);
     }
     both.filter((one) => Object.keys(one.scores).length).forEach((one) => dialog.append(scoresOf(set, one)));
-    const said = make("p", { class: "said" });
+    const note = make("p", { class: "status" });
     const alone = both.length === 1 && image.right === false ? `This run explains ${image.explains} only; with both_classes = true in its [run] it would explain ${image.predicted} too. ` : "";
     const drew = Object.keys(image.curves || {}).length ? "Under each map: insertion (solid) and deletion (dashed) of this image, probability over pixels shown or removed." : "";
-    said.textContent = alone + drew;
-    dialog.append(said);
+    note.textContent = alone + drew;
+    dialog.append(note);
     dialog.style.setProperty("--heat", state.opacity);
     dialog.addEventListener("close", () => { dialog.remove(); closed(); });
     dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
@@ -287,21 +287,21 @@ const heatproof = (() => {
     const state = { ...usual, colours: ramp(set.colours[names[0]]), opacity: 0.6 };
     let open = null; // the dialog of an image
     const cards = make("ul", { class: "cards" });
-    const said = make("p", { class: "said", role: "status" });
+    const status = make("p", { class: "status", role: "status" });
     const scale = make("canvas", { class: "scale", width: 256, height: 1, "aria-hidden": "true" });
 
     const shown = () => {
-      const kept = set.images.filter((image) =>
+      const matching = set.images.filter((image) =>
         (state.group === "all" || state.group in image.groups) &&
         (state.answer === "all" || image.right === (state.answer === "right")) &&
         (!state.label || image.label === state.label));
       const metric = metricOf(state.sort), sign = metric && metric.up === false ? 1 : -1;
       const value = (image) => (image.scores[state.sort] || [])[state.method];
       if (metric) {
-        const known = kept.filter((image) => value(image) != null).sort((a, b) => sign * (value(a) - value(b)));
-        return [...known, ...kept.filter((image) => value(image) == null)];
+        const known = matching.filter((image) => value(image) != null).sort((a, b) => sign * (value(a) - value(b)));
+        return [...known, ...matching.filter((image) => value(image) == null)];
       }
-      return state.group === "all" ? kept : kept.sort((a, b) => a.groups[state.group] - b.groups[state.group]);
+      return state.group === "all" ? matching : matching.sort((a, b) => a.groups[state.group] - b.groups[state.group]);
     };
 
     const card = (image) => {
@@ -327,7 +327,7 @@ const heatproof = (() => {
     const draw = () => {
       const images = shown();
       cards.replaceChildren(...images.map(card));
-      said.textContent = images.length ? `${images.length} of ${set.images.length} images shown, maps of ${set.methods[state.method].name}`
+      status.textContent = images.length ? `${images.length} of ${set.images.length} images shown, maps of ${set.methods[state.method].name}`
         : "No image matches these filters";
     };
     const recolour = (name) => {
@@ -366,16 +366,16 @@ const heatproof = (() => {
       answer: (value) => value === "right" || value === "wrong", label: (value) => set.images.some((image) => image.label === value),
     };
     const follow = () => {
-      const asked = inAddress(), before = JSON.stringify(Object.keys(usual).map((key) => state[key]));
+      const address = inAddress(), before = JSON.stringify(Object.keys(usual).map((key) => state[key]));
       for (const [key, name] of Object.entries(KEYS)) {
-        const text = asked.get(name), value = key === "method" && text != null ? set.methods.findIndex((method) => method.name === text) : text;
+        const text = address.get(name), value = key === "method" && text != null ? set.methods.findIndex((method) => method.name === text) : text;
         state[key] = text != null && possible[key](value) ? value : usual[key];
       }
       if (JSON.stringify(Object.keys(usual).map((key) => state[key])) !== before) { fillControls(); draw(); }
-      const image = set.images.find((each) => each.id === asked.get("picture"));
+      const image = set.images.find((each) => each.id === address.get("picture"));
       if (image) show(image, false);
       else if (open) open.dialog.close();
-      return Boolean(image) || Object.values(KEYS).some((name) => asked.has(name));
+      return Boolean(image) || Object.values(KEYS).some((name) => address.has(name));
     };
     const fillControls = () => {
       controls.querySelectorAll("input[name=group]").forEach((input) => { input.checked = input.value === state.group; });
@@ -400,7 +400,7 @@ const heatproof = (() => {
       ...Object.values(boxes),
       labelled("Heatmap opacity", range, make("div", { class: "range" }, range, seen)),
       select("Colours", names.map(plain), recolour), scale);
-    root.append(controls, said, cards);
+    root.append(controls, status, cards);
     fade(60);
     paintScale(scale, state.colours);
     draw();

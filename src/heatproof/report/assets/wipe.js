@@ -77,7 +77,7 @@ Object.assign(heatproof, (() => {
   const compare = (view) => {
     const { choices, ask } = view, sides = view.sides.map((side) => ({ ...side }));
     const dialog = make("dialog", { "aria-labelledby": "compared" });
-    const title = make("h3", { id: "compared" }), told = make("div");
+    const title = make("h3", { id: "compared" }), about = make("div");
     const stage = make("div"), ends = make("div", { class: "ends" }, make("span"), make("span"));
     const table = make("table"), button = (text, onclick) => {
       const made = make("button", { type: "button", onclick });
@@ -114,7 +114,7 @@ Object.assign(heatproof, (() => {
     const draw = async () => {
       const mine = ++turn, image = view.list[place];
       title.replaceChildren(outside(image.id));
-      told.replaceChildren(answer(image));
+      about.replaceChildren(answer(image));
       previous.disabled = place === 0;
       next.disabled = place === view.list.length - 1;
       stage.replaceChildren(stack(image.picture, sides.map((side) => ({
@@ -130,8 +130,8 @@ Object.assign(heatproof, (() => {
       });
       const value = (i, metric) => {
         const at = choices.methods.findIndex((method) => method.name === sides[i].method);
-        const found = records[i] && records[i].scores[metric.name];
-        return found ? found[at] : null;
+        const scores = records[i] && records[i].scores[metric.name];
+        return scores ? scores[at] : null;
       };
       const body = choices.metrics.map((metric) => {
         const [a, b] = [value(0, metric), value(1, metric)];
@@ -156,7 +156,7 @@ Object.assign(heatproof, (() => {
       await toPNG(stage.firstChild, view.opacity, Number(slider.value) / 100)));
     const region = make("div", { class: "wide", role: "region", tabindex: "0", "aria-label": "Scores of both sides" }, table);
     dialog.append(
-      make("header", {}, make("div", {}, title, told),
+      make("header", {}, make("div", {}, title, about),
         make("div", { class: "tools" }, previous, next, button("Close", () => dialog.close()))),
       make("div", { class: "compare" }, make("div", {}, stage, slider, ends, make("div", { class: "tools" }, picture)),
         make("div", {}, make("div", { class: "sides" }, chooser(0), chooser(1)), region)));
