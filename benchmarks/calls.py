@@ -42,7 +42,7 @@ def parts(options: BenchOptions) -> Iterator[Part]:
             yield Part(f"Grad-CAM of {name}, batch {batch}", made, options.device)
     yield Part("first answer", partial(first_answer, names[0], options.device), options.device)
     if not options.gpu:
-        yield Part("freed memory", partial(kept_memory, names, 3 if options.quick else 10))
+        yield Part("freed memory", partial(kept_memory, names, 1 if options.quick else 3))
 
 
 def bare_pass(module: nn.Module, images: Tensor, layer: str) -> Callable[[], object]:
@@ -129,7 +129,7 @@ def first_answer(name: str, device: str) -> list[Row]:
     return [cost(what, first, "second call", later)]
 
 
-def kept_memory(names: Sequence[str], repeat: int) -> list[Row]:
+def kept_memory(names: Sequence[str], rounds: int) -> list[Row]:
     """An input of a pass of eight, with glibc set to keep freed memory, as in long jobs, and without.
 
     Each is measured in new processes, since earlier allocations change what glibc returns to the system.
@@ -137,16 +137,16 @@ def kept_memory(names: Sequence[str], repeat: int) -> list[Row]:
     result = []
     for name in names:
         with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as processes:
-            runs = [(keeps, processes.submit(one_input, name, keeps, repeat).result())
-                    for _ in range(3) for keeps in (True, False)]  # fmt: skip
+            runs = [(keeps, processes.submit(one_input, name, keeps).result())
+                    for _ in range(rounds) for keeps in (True, False)]  # fmt: skip
         kept, returned = (median(ms for keeps, ms in runs if keeps == wanted) for wanted in (True, False))
         result.append(cost(f"input of {name}, freed memory kept", kept, "returned to the system", returned))
     return result
 
 
-def one_input(name: str, keeps: bool, repeat: int) -> float:
+def one_input(name: str, keeps: bool) -> float:
     """Milliseconds of an input of a pass of eight in this process."""
     if keeps:
         keep_freed_memory()
     run = partial(all_logits, network(name, "cpu"), torch.randn(8, 3, 224, 224))
-    return side_by_side({name: run}, repeat)[name] / 8
+    return side_by_side({name: run}, 10)[name] / 8

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torchvision.models import resnet18
 
-from benchmarks import audit, faithfulness, maps, packages, runner
+from benchmarks import audit, calls, faithfulness, maps, packages, runner
 from benchmarks import explain as section
 from benchmarks.__main__ import within
 from benchmarks.common import Row, cost, side_by_side, speed
@@ -19,6 +19,7 @@ from conftest import small_cnn
 from heatproof.images import open_source
 from heatproof.metrics.agreement import method_agreement
 from heatproof.models import load_model
+from heatproof.models.accel import keep_freed_memory
 from heatproof.models.model import Model
 from heatproof.run.engine import run_study
 
@@ -131,6 +132,14 @@ def test_other_packages_that_are_here_do_the_same_parts() -> None:
     absent = packages.missing()
     assert bool(absent) is not (find_spec("quantus") is not None and find_spec("torchcam") is not None)
     assert not absent or "pip install --no-deps" in absent
+
+
+def test_kept_memory_is_measured_in_new_processes() -> None:
+    """It cannot be undone, and earlier allocations hide its effect."""
+    before = keep_freed_memory.cache_info()
+    (row,) = calls.kept_memory(["squeezenet1_1"], 1)
+    assert row.ratio == row.ours_ms / row.other_ms > 0 and "squeezenet1_1" in row.what
+    assert keep_freed_memory.cache_info() == before
 
 
 def test_our_agreement_is_that_of_the_usual_loop() -> None:

@@ -115,7 +115,9 @@ RunFolder.write_unit = wait
             page.locator("#rest-here summary").first.click()
             page.evaluate("() => { window.here = document.querySelector('.card') }")
             (tmp_path / "seen").touch()
-            page.wait_for_function("() => document.querySelector('.status').textContent.startsWith('16 of 16')")
+            page.wait_for_function(
+                "() => document.querySelector('.status').textContent.startsWith('16 of 16')"
+            )
             page.wait_for_function("() => document.querySelector('.about').textContent.includes('16 images')")
             page.wait_for_function("() => document.querySelector('#live').textContent.includes('5 units')")
             assert page.evaluate("window.here.isConnected"), "what was there stays, nothing is loaded again"
