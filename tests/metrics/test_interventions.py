@@ -150,6 +150,14 @@ def test_a_tint_is_found_by_its_transfer(images: Images) -> None:
     assert np.mean(without["colour"].turned) <= np.mean(without["colour"].control) + 0.1
 
 
+def test_a_donor_of_several_recipients_is_drawn_once() -> None:
+    tint = make_images(tint=True, token="none")
+    few = [1, *range(0, 48, 2)]  # one donor of class 1
+    record = record_of(tinted(), Images(tint.images[few], tint.labels[few], tint.regions[few]))
+    (item,) = (item for item in record.items if item.name == "colour" and item.label == 1)
+    assert item.donors == 1 and len(item.crops) == 1 < len(item.examples)
+
+
 def test_inputs_are_counted(images: Images) -> None:
     model, seen = honest(), [0]
 

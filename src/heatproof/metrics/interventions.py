@@ -745,7 +745,7 @@ class Interventions:
                 for i, j in zip(donor[hits].tolist(), recipient[hits].tolist(), strict=True):
                     make = self._transfer(test.name, np.array([i]), np.array([j]), files)
                     examples.append(self._example(record, i, np.array([j]), make, c))
-                crops = tuple(self._drawn(self.images[donor[hits].tolist()])) if len(hits) else ()
+                crops = tuple(self._drawn(self.images[np.unique(donor[hits]).tolist()])) if len(hits) else ()
                 items.append(EvidenceItem(
                     "property", test.name, c, len(set(donor[own].tolist())), int((self.label == c).sum()), n,
                     int(turned[own].sum()), n, int(control[own].sum()), crops=crops, examples=tuple(examples),
