@@ -345,11 +345,13 @@ def test_empty_single_and_all_empty_lists() -> None:
     assert result.overall.value == full.value and result.overall.n == 3
     assert result.overall.reason == "class 1 left out: a single image has no pair"
 
+    several = cscore_by_class(maps, [0, 0, 1, 2, 3], torch.eye(4)[[0, 0, 1, 2, 3]])
+    assert several.overall.reason == "class 1, 2, 3 left out: a single image has no pair"
     nothing = cscore_by_class(maps, [0] * 5, [0.9] * 5)
     assert math.isnan(nothing.overall.value) and nothing.overall.reason == "every gold list is empty"
     assert [nothing.classes[c].value for c in (0, 1)] == [0, 0]
     only_singles = cscore_by_class(maps[:2], [0, 1], [0.1, 0.9]).overall
-    assert math.isnan(only_singles.value) and "class 0 left out" in only_singles.reason
+    assert math.isnan(only_singles.value) and "class 0, 1 left out" in only_singles.reason
 
 
 def test_degenerate_maps_are_counted_and_score_zero() -> None:

@@ -300,10 +300,10 @@ def _overall(classes: Mapping[int, PerClass], replicates: Mapping[int, np.ndarra
     left_out = [c for c, score in classes.items() if math.isnan(score.value)]
     counted = {c: s for c, s in classes.items() if s.n > 0 and c not in left_out}
     n = sum(s.n for s in counted.values())
-    reason = "; ".join(
-        [f"class {c} left out: {classes[c].reason}" for c in left_out]
-        + [f"class {c} counts as 0: {s.reason}" for c, s in counted.items() if s.reason]
-    )
+    notes = {c: f"left out: {classes[c].reason}" for c in left_out}
+    notes |= {c: f"counts as 0: {s.reason}" for c, s in counted.items() if s.reason}
+    by_note = {note: [str(c) for c in notes if notes[c] == note] for note in notes.values()}
+    reason = "; ".join(f"class {', '.join(own)} {note}" for note, own in by_note.items())
     if n == 0:
         return _result(NAN, 0, NAN, reason=reason or "every gold list is empty")
     # Classes are resampled apart, with their sizes as they are: a stratified bootstrap.
