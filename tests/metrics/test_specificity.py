@@ -27,8 +27,8 @@ from heatproof.metrics.specific import (
     STAYS,
     entropy,
     gains,
-    painted_over,
     specificity,
+    strongest_baseline,
     untrained,
 )
 from heatproof.models import Model
@@ -85,12 +85,12 @@ def test_it_equals_its_slow_twin(images: Tensor) -> None:
 
     for i, picture in enumerate(images):
         target = int(targets[i])
-        painted = min((kind[i] for kind in kinds), key=lambda image: log_odds(image, target))
-        fall = log_odds(picture, target) - log_odds(painted, target)
+        baseline = min((kind[i] for kind in kinds), key=lambda image: log_odds(image, target))
+        fall = log_odds(picture, target) - log_odds(baseline, target)
         for method in maps:
             own, *others = (maps_of[method].upsample()[i].double().numpy() for maps_of in (maps, *controls))
             mine, turned, *theirs = (
-                (walk(painted, picture, pixels, target) - walk(picture, painted, pixels, target)) / fall
+                (walk(baseline, picture, pixels, target) - walk(picture, baseline, pixels, target)) / fall
                 for pixels in (own, own[::-1, ::-1], *others)
             )
             assert float(result[method]["weights"][i]) == pytest.approx(mine - np.mean(theirs), abs=1e-4)
@@ -245,7 +245,7 @@ def test_the_baseline_is_the_one_that_takes_the_class_away_best() -> None:
     model = hp.load_model(Colours(least=0.5).eval())  # noise has both colours, and more of one
     targets = torch.tensor([0, 1, 0, 1, 0, 1])
     targets[4:] = 1 - labels[4:]  # the class that the patch speaks against: another baseline serves
-    painted, fall = painted_over(model, pictures, targets, seed=5, batch_size=4)
+    baseline, fall = strongest_baseline(model, pictures, targets, seed=5, batch_size=4)
     kinds = [baseline_images(model, pictures, kind, 5) for kind in ("blur", "mean", "noise", "black")]
     chosen = set()
     for i, target in enumerate(targets.tolist()):
@@ -255,7 +255,7 @@ def test_the_baseline_is_the_one_that_takes_the_class_away_best() -> None:
         odds = np.log(chance) - np.log1p(-np.clip(chance, 1e-6, 1 - 1e-6))
         best = int(np.argmin(odds[1:]))
         chosen.add(best)
-        assert torch.equal(painted[i], kinds[best][i])
+        assert torch.equal(baseline[i], kinds[best][i])
         assert float(fall[i]) == pytest.approx(odds[0] - odds[1 + best], abs=1e-3)
     assert len(chosen) > 1
 
@@ -278,8 +278,8 @@ def test_a_network_that_standardises_its_input_is_judged_by_baselines_that_it_an
     flat = torch.full_like(images[:1], 0.3)
     assert model.logits(flat).isnan().all()
     grey = images.mean(1, keepdim=True).expand(-1, 3, -1, -1)  # one mean for all channels
-    painted, fall = painted_over(model, grey, model.logits(grey).argmax(1))
-    assert fall.isfinite().all() and model.logits(painted).isfinite().all()
+    baseline, fall = strongest_baseline(model, grey, model.logits(grey).argmax(1))
+    assert fall.isfinite().all() and model.logits(baseline).isfinite().all()
 
 
 def test_where_nothing_takes_the_class_away_nothing_is_decided(images: Tensor) -> None:

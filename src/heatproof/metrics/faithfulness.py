@@ -204,16 +204,16 @@ class _Curves:
     ) -> None:  # fmt: skip
         self.model, self.steps, self.count = model, steps, len(images)
         self.size = size_of(images)
-        painted = (
+        filled = (
             baseline_images(model, images, baseline, seed)
             if isinstance(baseline, str)
             else baseline.to(images)
         )
-        same_length(images=images, baseline=painted)
+        same_length(images=images, baseline=filled)
         # On a GPU in the memory format the model reads, so that variants come out in it.
         layout = memory_format(images) if images.is_cuda else torch.contiguous_format
         self.images, self.baselines = (
-            at_least_float(given).contiguous(memory_format=layout) for given in (images, painted)
+            at_least_float(given).contiguous(memory_format=layout) for given in (images, filled)
         )
         self.methods = tuple(methods)
         values = [raw_maps(maps).detach().to(images.device) for maps in methods.values()]
@@ -224,7 +224,7 @@ class _Curves:
         shape = (2, len(self.changes), steps + 1)
         self.curves = torch.full(shape, torch.nan, dtype=self.images.dtype, device=images.device)
         self.targets = torch.zeros(self.count, dtype=torch.long, device=images.device)
-        # Curves are of probabilities; of a head without, shares of the way up from the painted-over image.
+        # Curves are of probabilities; of a head without, shares of the way up from the baseline image.
         self.low, self.rise = self.curves.new_zeros(len(self.flat)), self.curves.new_ones(len(self.flat))
         self.stays = torch.zeros_like(self.flat)
 

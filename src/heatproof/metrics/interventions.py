@@ -78,7 +78,7 @@ TOP = 5
 BUDGET = 0.2  # of the exchange test's inside share
 FIRST_PAIRS, MORE_PAIRS, PROMISING = 16, 64, 0.2  # of a property, over all classes; excess that gets more
 MOST_ITEMS, MOST_CROPS, MOST_EXAMPLES = 3, 8, 3  # of a class; of an item
-PAINTS = ("blur", "mean")
+FILLS = ("blur", "mean")
 METHODS = ("gradcam",)  # whose maps choose the windows
 IN_A_RUN = 400  # images of a checkpoint, at most
 Files = Sequence[Image.Image | None] | None
@@ -655,8 +655,8 @@ class Interventions:
         beside = self._examples(
             record, chosen[:1], test.side, self._controls(test, chosen[:1]), off, wanted=None
         )
-        painted = self._painted(test.side, donors, corners)
-        elsewhere = self._painted(test.side, donors, self._controls(test, donors))
+        changed = self._changed_without(test.side, donors, corners)
+        elsewhere = self._changed_without(test.side, donors, self._controls(test, donors))
         drawn = self._drawn(
             self.images[torch.from_numpy(self.image[donors[order][:MOST_CROPS]]).to(self.images.device)]
         )
@@ -666,7 +666,7 @@ class Interventions:
             "patch", "", c, len(donors), int((self.label == c).sum()), len(donors) * count,
             round(float(turned.sum() * count)), len(donors) * count, round(float(np.nansum(control) * count)),
             recurring, None if np.isnan(over).all() else float(np.nanmean(over)), len(donors),
-            int(painted.sum()), int(elsewhere.sum()), crops, own, beside[0] if beside else None,
+            int(changed.sum()), int(elsewhere.sum()), crops, own, beside[0] if beside else None,
         )  # fmt: skip
 
     def _controls(self, test: PatchTest, donors: np.ndarray) -> np.ndarray:
@@ -674,20 +674,17 @@ class Interventions:
         corners = np.array(test.corners)[donors]
         return np.asarray(np.array(self.size) - test.side - corners)
 
-    def _painted(self, k: int, donors: np.ndarray, corners: np.ndarray) -> np.ndarray:
+    def _changed_without(self, k: int, donors: np.ndarray, corners: np.ndarray) -> np.ndarray:
         """Bool "d": whether removing the window, by blur or mean colour, changes the donor's answer."""
         images = self.images[torch.from_numpy(self.image[donors]).to(self.images.device)]
         where = torch.zeros(len(donors), *self.size, dtype=torch.bool, device=images.device)
         for mask, (top, left) in zip(where, corners.tolist(), strict=True):
             mask[top : top + k, left : left + k] = True
         inputs = torch.cat(
-            [
-                torch.where(where[:, None], baseline_images(self.model, images, paint), images)
-                for paint in PAINTS
-            ]
+            [torch.where(where[:, None], baseline_images(self.model, images, fill), images) for fill in FILLS]
         )
-        says = self.outcomes(len(inputs), lambda jobs: inputs[jobs], np.tile(self.label[donors], len(PAINTS)))
-        return np.asarray((says[:, 0] == 0).reshape(len(PAINTS), -1).any(0))
+        says = self.outcomes(len(inputs), lambda jobs: inputs[jobs], np.tile(self.label[donors], len(FILLS)))
+        return np.asarray((says[:, 0] == 0).reshape(len(FILLS), -1).any(0))
 
     def _drawn(self, images: Tensor) -> np.ndarray:
         """Images "b h w 3" uint8, at most LARGEST pixels wide."""

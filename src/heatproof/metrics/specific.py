@@ -166,7 +166,7 @@ def gains(
     images = images.to(model.device)
     noise = explain(model, images, "random", explained, seed=seed, allow_nan=True)["random"]
     model, targets = bind_targets(model, images, explained)
-    painted, fall = painted_over(model, images, targets, seed, **passes)
+    baseline, fall = strongest_baseline(model, images, targets, seed, **passes)
     tested: dict[tuple[str, str | int], Maps | Tensor] = {}
     same: dict[tuple[str, int], Tensor] = {}
     lost = {name: torch.zeros(len(own), dtype=torch.bool) for name, own in maps.items()}
@@ -184,7 +184,7 @@ def gains(
             control = torch.where(flat, noise.values.to(control), control).to(pixels)
             same[name, i] = (control == pixels).flatten(1).all(1)
             tested[name, i] = control.masked_fill(per_map(same[name, i], control), 0)  # costs no pass
-    network: dict[str, Any] = {"model": model, "images": images, "baseline": painted, "steps": steps}
+    network: dict[str, Any] = {"model": model, "images": images, "baseline": baseline, "steps": steps}
     curves = insertion_deletion(tested, explained, **network, **passes)
 
     def gain_of(both: Curve) -> Tensor:
@@ -210,7 +210,7 @@ def gains(
     return result
 
 
-def painted_over(
+def strongest_baseline(
     model: Model, images: Tensor, targets: Tensor | Columns, seed: int = 0, **passes: Unpack[Passes]
 ) -> tuple[Tensor, Tensor]:
     """Each image under the baseline that removes its class best, and the fall of its log-odds."""

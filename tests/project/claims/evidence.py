@@ -57,8 +57,8 @@ def evidence() -> Page:
         kept, donors = (sum(int(r[key]) for r in rows) for key in ("keeps_without_object", "donors"))
         turning = sum(int(r["turning_off_object"]) for r in rows)
         page.says(
-            f"{NAMES[name].partition(', ')[2]} keeps {kept} of {donors} answers when the object is painted "
-            f"over, and a patch off the object turns other images in {turning} of {donors}"
+            f"{NAMES[name].partition(', ')[2]} keeps {kept} of {donors} answers when the object is removed, "
+            f"and a patch off the object turns other images in {turning} of {donors}"
         )
     page.states(
         "trained for 300 steps on 400 X-rays of each class",
