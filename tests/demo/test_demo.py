@@ -225,7 +225,7 @@ def test_the_twin_uses_the_tag_and_the_healthy_network_does_not(twin: Twin) -> N
     tag = found["A"][0]
     assert tag.recurring and tag.on_object is not None and tag.on_object < OFF_OBJECT, "the tag, off the code"
     turned, control = tag.turned / tag.recipients, tag.control_turned / tag.recipients
-    # Differences of 0.55 to 0.95 and controls of 0 to 0.13 on six pairs of instruction sets of oneDNN and ATen.
+    # 0.55 to 0.95 and 0 to 0.13 on six pairs of instruction sets of oneDNN and ATen
     assert turned - control >= 0.4 and control <= 0.3
     assert tag.changed_elsewhere <= 0.2 * tag.painted  # A may know the code beside the tag as well
     off = [item.donors for item in found["B"] if item.kind == "patch" and (item.on_object or 0) < OFF_OBJECT]
