@@ -19,7 +19,7 @@ from matplotlib import pyplot as plt
 
 from heatproof.metrics.results import wins
 from heatproof.verdict.follow import calibration
-from research.calibration.sequential import AUDIT
+from research.calibration.sequential import AUDIT, ERRORS
 from research.calibration.thresholds import OTHER, Share
 
 TESTS = ("insertion", "deletion", "untrained_excess", "untrained_entropy", "fragility", "agreement")
@@ -119,8 +119,12 @@ def tables(values: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, str]:
     tried = rows("sequential.csv")
     looks = [f"| {' | '.join(tried[0])} |", f"|{'---|' * len(tried[0])}"]
     looks += [f"| {' | '.join(row.values())} |" for row in tried if row["looks"] in ("one look", AUDIT)]
+    cells = [[row["methods"], row["looks"], *(row[kind] for kind in ERRORS)] for row in rows("sizes.csv")]
+    sizes = ["| methods | test | false alarm | miss | undecided |", "|---|---|---|---|---|"]
+    sizes += [f"| {' | '.join(own)} |" for own in cells]
     named |= {
         "sequential": looks,
+        "sizes": sizes,
         "methods": methods,
         "summaries": summaries,
         "discs": discs(),

@@ -2,9 +2,10 @@
 
     python -m research.calibration.sequential docs/results/calibration/members.json.gz
 
-writes sequential.csv beside the file that `python -m research.calibration` writes, and the rates of an audit
-into the package's rates.json. The rule (informative, yes, no), the looks, ten steps and two random networks
-were chosen before, on other networks; the table also has other cases, for comparison.
+writes sequential.csv and sizes.csv beside the file that `python -m research.calibration` writes, and the
+rates by the number of methods that are judged together into the package's rates.json. The rule (informative,
+yes, no), the looks, ten steps and two random networks were chosen before, on other networks; the tables also
+have other cases, for comparison.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ from research.calibration.population import SIDES
 from research.calibration.thresholds import Member, Share, is_gradient, read_members
 
 Looks = Sequence[tuple[int, float]]
+SIZES = range(1, 10)  # numbers of methods judged together; the last one: all
+ERRORS = ("false_alarm", "miss", "undecided")
 AUDIT = "as in an audit"
 AUDIT_LOOKS: Looks = [*looks((FIRST_LOOK, 2 * FIRST_LOOK, IMAGES)).items()]
 HEADER = ("pairs", "looks", "steps", "random networks", "false alarm", "of input gradients", "miss",
@@ -94,15 +97,26 @@ class Counts:
 
 
 def count(
-    members: Sequence[Member], by: FollowRule, schedule: Looks, steps: int = STEPS, draws: int = DRAWS
-) -> Counts:
-    """Judge every method of a network together, and each control beside them."""
-    counts = Counts()
+    members: Sequence[Member], by: FollowRule, schedule: Looks, steps: int = STEPS, draws: int = DRAWS,
+    size: int | None = None,
+) -> Counts:  # fmt: skip
+    """Judge each method and each control of a network together with other methods.
+
+    size: number of maps that are judged together, the others drawn at random; default: all methods.
+    """
+    counts, rng = Counts(), np.random.default_rng(0)
     for member in members:
         for tests in member["tests"].values():
             every = {m: numbers(own, steps, draws) for m, own in tests.items()}
-            methods = {m: both for m, both in every.items() if m not in CONTROLS}
-            for method, answer, tested in judged(methods, by, schedule):
+            for method in every:
+                others = [m for m in every if m not in CONTROLS and m != method]
+                beside = others if size is None else rng.choice(others, size - 1, replace=False).tolist()
+                together = {m: every[m] for m in (method, *beside)}
+                _, answer, tested = next(judged(together, by, schedule))
+                if method in CONTROLS:
+                    counts.controls += 1
+                    counts.misses += answer == "yes"
+                    continue
                 counts.methods += 1
                 counts.undecided += answer == "undecided"
                 counts.images += tested
@@ -112,10 +126,6 @@ def count(
                     counts.alarms += answer == "no"
                     counts.gradients += is_gradient(method)
                     counts.gradient_alarms += is_gradient(method) and answer == "no"
-            for control in every.keys() & set(CONTROLS):
-                beside = judged(methods | {control: every[control]}, by, schedule)
-                counts.controls += 1
-                counts.misses += any(m == control and answer == "yes" for m, answer, _ in beside)
     return counts
 
 
@@ -150,11 +160,21 @@ def inputs(method: str, steps: int, draws: int) -> int:
     return 2 * (draws + 2) * (steps - 1) + draws * repeats
 
 
-def audit_rates(members: Sequence[Member]) -> dict[str, Any]:
-    """Rates of the test of an audit, as rates.json states them."""
-    counts = count(members, rule(), SPENDING[AUDIT], STEPS, AUDIT_DRAWS)
-    rates = {name: asdict(share) for name, share in counts.rates.items()}
-    return rates | {"networks": sum(len(member["tests"]) for member in members)}
+def rates_by_size(members: Sequence[Member]) -> dict[str, dict[str, Any]]:
+    """Rates with one look and in the form of an audit by the number of methods, for rates.json."""
+    networks = sum(len(member["tests"]) for member in members)
+    cases = {
+        "tested once": (SPENDING["one look"], DRAWS),
+        "tested sequentially": (SPENDING[AUDIT], AUDIT_DRAWS),
+    }
+    result: dict[str, dict[str, Any]] = {}
+    for name, (schedule, draws) in cases.items():
+        for size in SIZES:
+            others = size if size < SIZES[-1] else None
+            rates = count(members, rule(), schedule, STEPS, draws, others).rates
+            shares = {kind: asdict(share) for kind, share in rates.items()}
+            result.setdefault(name, {})[str(size)] = shares | {"networks": networks}
+    return result
 
 
 def main(path: Path) -> None:
@@ -171,7 +191,14 @@ def main(path: Path) -> None:
             rows.append([f"{name} ({len(group)})", looked, str(steps), str(draws), *counts.row()])
             print(" | ".join(rows[-1]))
     write_rows(path.parent / "sequential.csv", HEADER, rows)
-    content = {**calibration(), "rates_sequential": audit_rates(members)}
+    by_size = rates_by_size(members)
+    sizes = [
+        [size, name, *(Share(**rates[kind]).text for kind in ERRORS)]
+        for name, own in by_size.items()
+        for size, rates in own.items()
+    ]
+    write_rows(path.parent / "sizes.csv", ("methods", "looks", *ERRORS), sizes)
+    content = {**calibration(), "rates_by_size": by_size}
     write_whole({RATES: json.dumps(content, indent=1) + "\n"})
 
 

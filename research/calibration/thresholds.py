@@ -145,7 +145,7 @@ class Calibration:
             "rates_alone": rates_alone(clean, self.rule),
             "rates_by_group": {name: asdict(self.rates(name)) for name in self.judged},
             "population": {"pairs": len(pairs), **kinds}, **made, "network": before.get("network", {}),
-            "rates_sequential": before.get("rates_sequential", {}),
+            "rates_by_size": before.get("rates_by_size", {}),
         }  # fmt: skip
 
 

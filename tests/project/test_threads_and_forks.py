@@ -35,6 +35,7 @@ import os, sys
 import torch
 import heatproof as hp
 from heatproof.explain.api import begin_ahead
+torch.set_num_threads(1)  # after a pass with several threads, torch itself hangs in a forked child
 net = torch.nn.Sequential(torch.nn.Conv2d(3, 2, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
 images, method = torch.rand(12, 3, 64, 64), sys.argv[1]
 first = hp.explain(net, images[:2], method)

@@ -26,7 +26,7 @@ from research.calibration.__main__ import calibrate_command
 from research.calibration.collect import CONTROLS, collect
 from research.calibration.population import SIDES, Member, members, open_pictures
 from research.calibration.protocol import ELSEWHERE, Measuring, left_out, measure
-from research.calibration.sequential import AUDIT, AUDIT_LOOKS, audit_rates, count
+from research.calibration.sequential import AUDIT, AUDIT_LOOKS, SIZES, count, rates_by_size
 from research.calibration.thresholds import (
     CHOSE,
     OTHER,
@@ -315,4 +315,18 @@ def test_the_table_of_the_sequential_test_follows_from_the_published_members() -
     counted = count(small, rule(), AUDIT_LOOKS, draws=2).row()
     assert counted == [*published.values()][4:]
     assert len(measured) == calibration()["rates_by_group"][SINCE]["networks"] / 2
-    assert audit_rates(measured) == calibration()["rates_sequential"]
+
+
+def test_rates_by_the_number_of_methods_follow_from_the_published_members() -> None:
+    by_size = rates_by_size(read_members(RESULTS / "calibration" / "members.json.gz"))
+    assert by_size == calibration()["rates_by_size"]
+    assert all([*own] == [str(size) for size in SIZES] for own in by_size.values())
+    once, sequentially = by_size.values()
+    for own in (once, sequentially):
+        # A method alone sets its own scale: it is never below it, and a wrong map has nothing beside it.
+        assert own["1"]["false_alarm"]["share"] == 0 and own["1"]["miss"]["share"] > own["9"]["miss"]["share"]
+    with (RESULTS / "calibration" / "sequential.csv").open(newline="") as file:
+        audit = next(
+            row for row in csv.DictReader(file) if row["looks"] == AUDIT and row["random networks"] == "2"
+        )
+    assert audit["miss"] == Share(**sequentially["9"]["miss"]).text

@@ -360,7 +360,8 @@ def test_the_file_has_the_published_form(tmp_path: Path) -> None:
         "warnings", "rates",
     ]  # fmt: skip
     assert content["schema"] == 2 and content["headline"] == HEADLINES["yes", "yes"]
-    assert "sequential" not in content["rates"]  # every method is tested on all images
+    such = content["rates"]["such_runs"]
+    assert such["looks"] == "tested once" and such["methods"] == len(content["methods"])
     assert [set(answer) for answer in content["methods"]] == [
         {"method", "follows", "blank", "note", "tests"}
     ] * 3

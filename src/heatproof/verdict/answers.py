@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from heatproof.errors import UnknownNameError
+from heatproof.errors import UnknownNameError, counted
 from heatproof.metrics.evidence_record import HALF, EvidenceItem
 from heatproof.registry import key_of
 from heatproof.show import plain_table, text
@@ -272,7 +272,7 @@ class Verdict:
         known = self.rates.get("rates") or {}
         if not known or not any(test.votes for method in self.methods for test in method.tests):
             return self.network.measured
-        sequential, names = self.rates.get("sequential"), ("false_alarm", "miss", "undecided")
+        names = ("false_alarm", "miss", "undecided")
         shares = [rate_text(known[name]) for name in names]
         kinds = ", ".join(f"{rate_text(r)} of {k}" for k, r in known.get("false_alarm_by_kind", {}).items())
         text = (
@@ -281,9 +281,10 @@ class Verdict:
             f"{kinds and f' ({kinds})'}; {shares[1]} of the maps known not to follow were judged to follow; "
             f"{shares[2]} of the methods stayed undecided."
         )
-        if sequential:
-            shares = [rate_text(sequential[name]) for name in names]
-            text += f" Tested sequentially, as in this run, on {sequential['networks']}: {listed(shares)}."
+        if such := self.rates.get("such_runs"):
+            how = f"{counted(such['methods'], 'method')}, {such['looks']}"
+            rates = listed([rate_text(such[name]) for name in names])
+            text += f" In runs like this one ({how}), on {such['networks']} networks: {rates}."
         return " ".join(filter(None, [text, self.network.measured]))
 
     def follows(self, method: str) -> Claim:

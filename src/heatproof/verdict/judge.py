@@ -80,9 +80,13 @@ def judge(data: RunData, by: follow.FollowRule | None = None) -> Verdict:
         methods.append(MethodAnswer(m, answer, tests, blank, "; ".join(texts)))
     alarms = tuple(asdict(alarm) | {"name": alarm.name} for alarm in data.alarms)
     rates = {key: follow.calibration()[key] for key in ("rates", "population", "made_by")}
-    rates |= {"rates": follow.calibration()["rates_alone"]} if scale else {}
-    if data.manifest.config.get("run", {}).get("tested"):
-        rates["sequential"] = follow.calibration()["rates_sequential"]
+    if scale:
+        rates["rates"] = follow.calibration()["rates_alone"]
+    elif data.real:
+        looks = "tested sequentially" if data.manifest.config.get("run", {}).get("tested") else "tested once"
+        by_size = follow.calibration()["rates_by_size"][looks]
+        such = by_size[str(min(len(data.real), len(by_size)))]
+        rates["such_runs"] = such | {"methods": len(data.real), "looks": looks}
     record = data.evidence
     by_following = record is not None and bool({*record.methods} & {*following})
     network = network_answer(record, by_following, why=data.evidence_missing)

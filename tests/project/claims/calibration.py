@@ -41,11 +41,11 @@ def cheap(page: Page) -> list[list[str]]:
 def calibration() -> Page:
     page = Page("docs/results/calibration.md")
     made = tables(columns())
-    names = "rates methods summaries controls discs tests sequential pairs uses"
+    names = "rates methods summaries controls discs tests sequential sizes pairs uses"
     for name in names.split():
         lines = made[name].splitlines()[2:]
         page.tables.append([[cell.strip() for cell in line.strip("|").split("|")] for line in lines])
-    page.tables.insert(7, cheap(page))
+    page.tables.insert(8, cheap(page))
     for sentence in sentences().values():
         page.says(sentence)
     beaten = {
@@ -74,7 +74,7 @@ def calibration() -> Page:
         "smoothgrad (8 samples), integrated-gradients (8 steps). 100 held-out images",
         "fewer than 90 % of A's answers, or more than 10 % of B's",
         "after 40 images, after each doubling", "100 images, the nine methods below",
-        "scaled to 100 images", "nine pairs of 32 pixels",
+        "scaled to 100 images", "nine pairs of 32 pixels", "and 9 means all",
         "1,200 X-rays of each class at 112 pixels and 4,500 images of CIFAR-10",
         "49 pairs were measured; planting failed in 12", "--repeats 2 --skip 1",
         "in 80 % of the positives", "networks of 112 pixels and more", "with 14 processes",

@@ -545,9 +545,7 @@ class Graphs:
                 self.recordings.move_to_end((key, size))
                 with span("forward", inputs=count):
                     return _copied_results(self.recordings[key, size], inputs, size)
-        padded = [
-            torch.cat([tensor, tensor[: size - count]]) if size > count else tensor for tensor in inputs
-        ]
+        padded = [torch.cat([each, each[: size - count]]) if size > count else each for each in inputs]
         if len(self.seen) > 64 * MOST:
             self.seen.clear()
         self.seen[key, size] += 1
