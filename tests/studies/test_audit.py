@@ -144,7 +144,7 @@ def test_with_all_the_time_there_is_everything_that_fits_the_network_is_taken(ma
 def test_what_goes_first_when_time_is_short_stands_last_on_the_ladder(many: Path) -> None:
     whole = chosen(many, 1e9)
     before = set(whole.methods)
-    for seconds in (3000, 900, 500, 300, 150, 80):
+    for seconds in (3000, 900, 500, 300, 150, 60):
         result = chosen(many, seconds)
         now = set(result.methods)
         assert (
@@ -156,9 +156,9 @@ def test_what_goes_first_when_time_is_short_stands_last_on_the_ladder(many: Path
     assert set(CORE[:2]) | {MORE[0]} <= left_out(result)
 
 
-@pytest.mark.parametrize(("seconds", "images"), [(80.0, 48), (60.0, 24), (45.0, 16), (20.0, 8), (1.0, 4)])
+@pytest.mark.parametrize(("seconds", "images"), [(60.0, 48), (45.0, 32), (35.0, 24), (20.0, 8), (1.0, 4)])
 def test_any_budget_gives_an_answer_on_fewer_images(many: Path, seconds: float, images: int) -> None:
-    """Methods are left out first, then images; 56 s are needed for one method on 40."""
+    """Methods are left out first, then images; 55 s are needed for one method on 40."""
     result = chosen(many, seconds)
     assert (result.methods, result.images) == (("gradcam", "random"), images)
     if images < 30:
@@ -236,7 +236,8 @@ def test_what_a_step_took_decides_what_follows(many: Path) -> None:
     requested = {(step.methods, step.metrics, step.images) for step in rest}
     assert len(requested) == len(rest) > 1 and rest[-1].images > 100
     step, _ = budget.step(())
-    assert step is not None and step.same_run(replace(first, tested=((40, first.methods),)))
+    tested = ((0, ("random",)), (40, ("gradcam", "layercam")))  # a control has no part in the answers
+    assert step is not None and step.same_run(replace(first, tested=tested))
     budget.record(step, 10 * budget.step_seconds(step))  # a busy machine: ten times as long as expected
     later = budget.plan(())
     assert budget.scale == pytest.approx(10) and len(later[-1].methods) < len(rest[-1].methods)
@@ -360,11 +361,11 @@ def test_more_minutes_go_on_with_what_is_there(folder: Path, monkeypatch: pytest
         return 1.3 * self.planner._cost(done, done.tested_images) if done else 0.0
 
     monkeypatch.setattr(AuditScheduler, "spent", property(spent))
-    short = settings("grown", methods=(), limit=None, minutes=1.05)
+    short = settings("grown", methods=(), limit=None, minutes=0.8)
     first = run_audit(short, plan_audit(short))
     before = read_study("grown/study.toml")
     assert before.methods == ["gradcam", "random"] and before.images.limit == 32
-    assert "left out for lack of time: layercam" in first.plan.more and "such as 2.1" in first.plan.more
+    assert "left out for lack of time: layercam" in first.plan.more and "such as 1.6" in first.plan.more
     rows = Counter(
         row["unit"] for row in first.folder.scores().sql("select unit from scores where image <> ''")
     )

@@ -173,7 +173,7 @@ class RunTable(Struct, frozen=True, forbid_unknown_fields=True):
     pictures: bool = True  # store a small copy of every image in the run folder, for the report
     both_classes: bool = False  # also store maps of the predicted class for wrong predictions, for the report
     # Steps of a sequential test: up to which number of images which methods are tested; default: all.
-    tested: list[tuple[Count, list[str]]] = []
+    tested: list[tuple[Annotated[int, Meta(ge=0)], list[str]]] = []
 
 
 class ModelTable(Struct, frozen=True, forbid_unknown_fields=True):

@@ -10,10 +10,10 @@ The rungs, in order; a rung that does not fit is left out, and later ones are st
     randomisation, fragility; methods of many passes
     up to 1,000 images, if a method is undecided
 
-Each line is a step of the run, and the run adds to what it has: after each step the rest is chosen anew by
-the measured time and the answers so far. The test is sequential (verdict/follow.py): a method is tested on 40
-images, then on twice as many as before until it is decided; from then on only its maps are computed. Methods
-that the network refuses, and metrics that the images do not allow, are left out with their reason.
+Each line is a step of the run: after each one the rest is chosen anew by the measured time and the answers so
+far. The test is sequential (verdict/follow.py): a method is tested on 40 images, then on twice as many until
+it is decided. Floors are not judged: they are tested on 40 images with insertion and deletion. Methods that
+the network refuses, and metrics that the images do not allow, are left out with their reason.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ FIRST = ("gradcam", "legrad", "gradient", FORWARD_ONLY[0], "occlusion")  # the f
 CORE = ("layercam", "hirescam", "legrad", "attnlrp", "gradient")
 MORE = ("gradcam++", "eigencam", "rollout", "lrp", "guided-backprop", "gradient-x-input")
 EXPENSIVE = ("integrated-gradients", "occlusion", "lime", "rise(masks=1000)")
-FLOORS = ("edges", "centre")  # beside `random`, which the verdict cannot do without
+FLOORS, FLOOR = ("edges", "centre"), "control: does not use the network"  # beside `random`, which is free
 DRAWS = 2  # networks with random weights: error rates are those of three (docs/results/calibration.md)
 VOTE = (f"{follow_metric().name}(draws={DRAWS})", "untrained")  # which share the maps under random weights
 CURVES = ("insertion(steps=10)", "deletion(steps=10)")
@@ -65,8 +65,7 @@ PASSLESS = ("cscore", "auc", "accuracy", "recall", "localise", "structure", "met
 FEWEST, FOR_EVIDENCE, SOME, MANY = 4, 64, 104, 1000  # images
 CONTINUED = 0.5  # of the methods, which are still tested after the first look (docs/results/calibration.md)
 IMAGES = "images"  # the choice of how many
-MARGIN = 0.8  # of the time that is left: what is measured on two images is not exact
-ALMOST = 0.9
+MARGIN, ALMOST = 0.8, 0.9  # of the time that is left: what is measured on two images is not exact
 REPORT = 5.0  # seconds
 FULL, TOO_LONG = "no time left", "about "  # how reasons begin that more minutes help against
 TRIED = 32  # images on which the network's answers are checked
@@ -336,7 +335,7 @@ class BudgetPlanner:
         tested = self.done.tested_images(method) if self.done else 0
         first = min(chosen.images, FIRST_LOOK)
         if method in self.decided or is_floor(method):
-            return max(tested, first)
+            return max(tested, 0 if is_floor(method) and CURVES not in chosen.groups else first)
         return chosen.images if tested else first + CONTINUED * (chosen.images - first)
 
     def record(self, step: Selection, seconds: float) -> None:
@@ -364,14 +363,15 @@ class BudgetPlanner:
         """With the next tests of undecided methods, as far as there is time; most: images at the end."""
         done = self.done or replace(chosen, tested=())
         left = self.affordable - self._seconds(self._evidence(chosen), done.tested_images)
+        named = {method for _, methods in done.tested for method in methods}
         steps: dict[int, tuple[str, ...]] = {}
         for method in chosen.methods:
             tested = done.tested_images(method)
-            goal = FIRST_LOOK if is_floor(method) else max(FIRST_LOOK, 2 * tested)
+            goal = FIRST_LOOK * (CURVES in chosen.groups) if is_floor(method) else max(FIRST_LOOK, 2 * tested)
             if goal > chosen.images:  # too few images for the next look, except for the last one
                 goal = chosen.images if not tested or chosen.images >= most else tested
             price = self.scale * self.checkpoints * self.costs.test(method, chosen.groups) * (goal - tested)
-            if goal > tested and method not in self.decided and (price <= left or not tested):
+            if method not in named or (goal > tested and method not in self.decided and price <= left):
                 steps[goal] = (*steps.get(goal, ()), method)
                 left -= price
         return replace(chosen, tested=(*done.tested, *sorted(steps.items())))
@@ -400,7 +400,7 @@ class BudgetPlanner:
         start = self._images(start, FIRST_LOOK)
         small = start if self._why_no_evidence else self._images(start, FOR_EVIDENCE)
         small = self._methods(small, core, "one pass per image", 4)
-        small = self._methods(small, FLOORS, "control: does not use the network")
+        small = self._methods(small, FLOORS, FLOOR)
         small = self._metrics(self._methods(small, more, "one pass per image"), CURVES)
         some = rich = self._images(small, SOME)
         for group in FURTHER:
@@ -426,7 +426,7 @@ class BudgetPlanner:
         if fits < most:
             start = replace(start, images=min(most, max(FEWEST, fits // BATCH * BATCH)))
         start = start.noting(start.methods[0], True, "requested" if wanted else "default method")
-        start = start.noting("random", True, "control that the verdict needs")
+        start = start.noting("random", True, FLOOR)
         return start.noting(", ".join(VOTE), True, "decides the verdict: compares maps with control maps")
 
     def _why_not(self, text: str) -> str:
