@@ -87,6 +87,22 @@ def test_a_test_that_goes_on_computes_only_what_is_new(tmp_path: Path) -> None:
     assert [request.tests_maps for request in requests] == [True, True, False, False]
 
 
+def test_a_control_may_begin_without_tests(tmp_path: Path) -> None:
+    out, place = tmp_path / "out", "specificity_place(steps=3)"
+    first = 'tested = [[0, ["random"]], [8, ["gradcam"]]]'
+    result = run_study(make_study(tmp_path, 8, METHODS[::2], METRICS[:1], CHECKPOINT, run=first), out)
+    assert result.folder.status().state == "complete" and METHODS[::2] == ["gradcam", "random"]
+    assert {m for _, m in rows(out, place)} == {"gradcam"} and len(rows(out, "degenerate")) == 2 * 8
+    later = first.replace("]]]", ']], [4, ["random"]]]')
+    metrics = [METRICS[0], CURVES]
+    run_study(make_study(tmp_path, 8, METHODS[::2], metrics, CHECKPOINT, run=later), out)
+    run_study(make_study(tmp_path, 8, METHODS[::2], metrics, CHECKPOINT), tmp_path / "whole")
+    for metric in (place, CURVES):
+        own, whole = (rows(folder, metric) for folder in (out, tmp_path / "whole"))
+        assert sum(m == "random" for _, m in own) == 4 and sum(m == "gradcam" for _, m in own) == 8
+        np.testing.assert_equal(own, {key: whole[key] for key in own})
+
+
 @pytest.mark.parametrize("numbers", [[1], [32, 40], [40, 80, 104, 208], [80, 40], range(1, 2000), [10**6]])
 def test_all_looks_together_spend_less_than_the_level(numbers: Sequence[int]) -> None:
     levels = looks(numbers)
