@@ -128,6 +128,15 @@ def test_a_result_file_holds_both_answers_and_no_image(
     assert not any(name in text for name in EVIL) and str(data.folder.path.parent) not in text
 
 
+def test_a_result_file_has_the_error_rates_of_such_runs(
+    data: RunData, verdict: Verdict, tmp_path: Path
+) -> None:
+    rates = {"rates": {"networks": 112}, "such_runs": {"methods": 1, "networks": 74}}
+    for known in (rates, {"rates": rates["rates"]}):
+        path = write_result(data, replace(verdict, rates=known), tmp_path / "a.json")
+        assert read_result(path).rates["follow"] == list(known.values())[-1]
+
+
 def test_the_commands_write_a_result_and_a_board(run: RunFolder, tmp_path: Path) -> None:
     file, page = tmp_path / "a.json", tmp_path / "board.html"
     assert CliRunner().invoke(export_command, [str(run.path), "--result", str(file)]).exit_code == 0

@@ -59,7 +59,7 @@ class Result:
 
 def write_result(data: RunData, verdict: Verdict, path: str | Path) -> Path:
     """Write the result file of a run at one checkpoint."""
-    path, manifest = output_path(path), data.manifest
+    path, manifest, rates = output_path(path), data.manifest, verdict.rates
     right = [float(right) for right in data.images.right if right is not None]
     methods = {
         m.method: {"follows": m.follows, "tests": {
@@ -72,7 +72,7 @@ def write_result(data: RunData, verdict: Verdict, path: str | Path) -> Path:
         manifest.data, len(data.images.ids), list(manifest.classes),
         sum(right) / len(right) if right and not manifest.is_multilabel else None,
         verdict.headline, verdict.follow, verdict.network.answer, verdict.network.note, methods,
-        {"follow": verdict.rates.get("rates", {}), "uses_object": verdict.network.rates},
+        {"follow": rates.get("such_runs") or rates.get("rates", {}), "uses_object": verdict.network.rates},
         dict(manifest.versions), manifest.started,
     )  # fmt: skip
     write_whole({path: json.dumps(without_nan(asdict(result)), indent=1, ensure_ascii=False) + "\n"})
