@@ -123,15 +123,14 @@ def sequential() -> str:
 
 
 def sizes() -> str:
-    """Rates of runs of one method, and of nine."""
-    case = {(row["methods"], row["looks"]): row for row in rows("sizes.csv")}
-    one, nine = ({looks: row for (n, looks), row in case.items() if n == size} for size in ("1", "9"))
-    once, audit = one
+    """Misses in runs of one method, and of nine."""
+    miss = {(row["methods"], row["looks"]): row["miss"] for row in rows("sizes.csv")}
+    once, sequentially = "tested once", "tested sequentially"
     return (
-        f"A run of one method has {one[audit]['miss']} misses if tested sequentially, {one[once]['miss']} "
-        f"if tested once, instead of {nine[audit]['miss']} and {nine[once]['miss']}, and no false "
-        "alarms: the method itself sets the scale, so it is judged not to follow only if random weights do "
-        "not change its maps."
+        f"A run of one method has {miss['1', sequentially]} misses if {sequentially}, {miss['1', once]} if "
+        f"{once}, instead of {miss['9', sequentially]} and {miss['9', once]}, and no false alarms: the "
+        "method itself sets the scale, so it is judged not to follow only if random weights do not change "
+        "its maps."
     )
 
 
