@@ -173,7 +173,7 @@ def rates_by_size(members: Sequence[Member]) -> dict[str, dict[str, Any]]:
             others = size if size < SIZES[-1] else None
             rates = count(members, rule(), schedule, STEPS, draws, others).rates
             shares = {kind: asdict(share) for kind, share in rates.items()}
-            result.setdefault(name, {})[str(size)] = shares | {"networks": networks}
+            result.setdefault(name, {})[str(size)] = shares | {"networks": networks, "images": IMAGES}
     return result
 
 

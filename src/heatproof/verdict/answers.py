@@ -284,7 +284,7 @@ class Verdict:
         if such := self.rates.get("such_runs"):
             how = f"{counted(such['methods'], 'method')}, {such['looks']}"
             rates = listed([rate_text(such[name]) for name in names])
-            text += f" In runs like this one ({how}), on {such['networks']} networks: {rates}."
+            text += f" With {how}, {such['images']} images of each of {such['networks']} networks: {rates}."
         return " ".join(filter(None, [text, self.network.measured]))
 
     def follows(self, method: str) -> Claim:
