@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from heatproof.cli import _console, main
 from heatproof.run import engine, progress
 from heatproof.run.engine import prepare
 from heatproof.run.progress import Progress
-from heatproof.run.worker import fastest_threads, usual_threads
+from heatproof.run.worker import fastest_threads, fixed_threads, usual_threads
 from tiny_study import make_study, start
 
 CSCORE = """
@@ -161,6 +162,28 @@ def test_threads_are_as_many_as_are_fast(monkeypatch: pytest.MonkeyPatch) -> Non
         assert torch.get_num_threads() == before
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert fastest_threads(lambda: None, 3) == 3
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_threads_that_start_in_a_run_use_one_thread_of_torch(count: int) -> None:
+    """Else a run that loads and writes in threads has more OpenMP threads than CPUs, and passes are slow."""
+
+    def of_a_new_thread() -> int:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(torch.get_num_threads).result()
+
+    with fixed_threads(3):
+        with fixed_threads(count):
+            assert torch.get_num_threads() == count and of_a_new_thread() == 1
+            with ThreadPoolExecutor(1) as pool:  # also after a pass, which initialises threads
+                assert (
+                    pool.submit(lambda: (torch.randn(99, 99) @ torch.randn(99, 99)).shape[0]).result() == 99
+                )
+                assert pool.submit(torch.get_num_threads).result() == 1
+            assert torch.get_num_threads() == count
+        assert torch.get_num_threads() == 3
+    before = torch.get_num_threads()
+    assert of_a_new_thread() == before  # the process of a user is as it was
 
 
 def test_a_run_in_a_pipe_prints_within_two_seconds() -> None:
