@@ -15,7 +15,16 @@ from heatproof.run.plan import untested
 from heatproof.run.progress import Progress
 from heatproof.store import RunFolder
 from heatproof.verdict.data import read_run
-from heatproof.verdict.follow import LEVEL, FollowRule, Values, answers, looks, sequential_answers
+from heatproof.verdict.follow import (
+    LEVEL,
+    FollowRule,
+    Values,
+    answers,
+    growth_needed,
+    limits,
+    looks,
+    sequential_answers,
+)
 from heatproof.verdict.judge import follow_answers, judge
 from tiny_study import make_study, write_study
 
@@ -145,6 +154,30 @@ def test_the_first_answer_stands() -> None:
     result = sequential_answers(values, {m: [40, 80, 160] for m in values(0)}, RULE)
     assert result["best"] == result["turned"] == "yes" and answers(values(160), RULE)["turned"] == "no"
     assert sequential_answers(values, {m: [40] for m in values(0)}, RULE)["slow"] == "undecided"
+
+
+@pytest.mark.parametrize(("mean", "answer"), [(0.25, "yes"), (0.3, "yes"), (0.04, "no"), (-0.03, "no")])
+def test_as_many_images_as_are_needed_decide(mean: float, answer: str) -> None:
+    turns = 0.8 * (-1.0) ** np.arange(10_000)  # of the same mean and spread after any even number
+
+    def values(first: int) -> Values:
+        return {"best": (1 + turns[:first],) * 2, "slow": (mean + turns[:first],) * 2}
+
+    level = LEVEL if answer == "yes" else LEVEL / 2  # Holm: another method follows more surely, none less
+    needed = 60 * growth_needed(values(60)["slow"], limits(values(60), RULE), level)
+    assert needed > 60 and answers(values(60), RULE)["slow"] == "undecided"
+    assert answers(values(2 * round(0.55 * needed)), RULE)["slow"] == answer
+    assert answers(values(2 * round(0.45 * needed)), RULE)["slow"] == "undecided"
+
+
+def test_between_the_limits_no_number_of_images_decides() -> None:
+    turns = 0.4 * (-1.0) ** np.arange(10_000)
+    many: Values = {"best": (1 + turns,) * 2, "between": (0.15 + turns,) * 2}
+    assert growth_needed(many["between"], limits(many, RULE), LEVEL) == np.inf
+    assert growth_needed(many["between"], None, LEVEL) == np.inf
+    assert answers(many, RULE)["between"] == "undecided"
+    few = [column[:20] for column in many["between"]]  # which are not judged, whatever their mean
+    assert growth_needed(few, None, LEVEL) == 1.5
 
 
 def test_wrong_answers_stay_rare_whatever_the_number_of_looks() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import sys
@@ -32,8 +33,9 @@ from heatproof.store import RunFolder
 from heatproof.studies.audit import planner, protocol
 from heatproof.studies.audit.planner import (
     CORE,
-    EVIDENCE_PASSES,
+    EVIDENCE,
     FIRST,
+    LAST,
     MARGIN,
     MORE,
     VOTE,
@@ -97,7 +99,7 @@ class Fixed(CostModel):
     def group(self, group: MetricGroup) -> float:
         return 1.0 if group == VOTE else 0.1
 
-    decoding = 0.0
+    decoding = evidence = 0.0
 
 
 @pytest.fixture(scope="module")
@@ -276,8 +278,8 @@ def test_without_time_a_run_that_has_something_asks_for_nothing_more(many: Path)
     budget.record(first, 500.0)
     budget.left = lambda: -420.0
     last, whole = budget.step(())
-    with_evidence = replace(first, metrics=(*first.metrics, "evidence"))  # whose time is reserved
-    assert last is not None and last.same_run(with_evidence) and {"layercam", "edges"} < {*whole.out_of_time}
+    finished = replace(first, metrics=(*first.metrics, *LAST))  # whose time is reserved
+    assert last is not None and last.same_run(finished) and {"layercam", "edges"} < {*whole.out_of_time}
     budget.done = last
     assert budget.step(())[0] is None
 
@@ -292,6 +294,7 @@ def test_a_decided_method_is_tested_on_no_further_image(many: Path) -> None:
         budget.decided = frozenset(decided)
     last = steps[-1]
     counts = {method: last.tested_images(method) for method in last.methods}
+    assert not {*LAST} & {*steps[-2].metrics} and {*LAST} <= {*last.metrics}  # computed once, at the end
     assert counts == {"gradcam": 40, "layercam": 120, "random": 40, "edges": 40, "centre": 40}
     assert [step.images for step in steps] == [40, 64, 104, 104, 120, 120] and "evidence" in last.metrics
     looks = [images for images, methods in last.tested if "layercam" in methods]
@@ -301,19 +304,35 @@ def test_a_decided_method_is_tested_on_no_further_image(many: Path) -> None:
     assert budget._cost(last, last.tested_images) < 0.6 * saved
 
 
+def test_tests_that_are_unlikely_to_decide_come_last(many: Path) -> None:
+    budget = ladder(opened_study(many), 1e9)
+    steps = []
+    while (step := budget.step(("gradcam", "layercam", "gradient"))[0]) is not None:
+        steps.append(step)
+        budget.record(step, budget.step_seconds(step))
+        budget.growth = {"gradcam": math.inf, "layercam": 4.0, "gradient": 4.1}  # times the images so far
+    tested = [{m: step.tested_images(m) for m in ("gradcam", "layercam", "gradient")} for step in steps]
+    assert [own["layercam"] for own in tested][:3] == [40, 40, 80]
+    with_evidence = [EVIDENCE in step.metrics for step in steps]
+    before = with_evidence.index(True)
+    assert {own["gradcam"] for own in tested[: before + 1]} == {40} and tested[before]["gradient"] == 40
+    assert tested[-1] == dict.fromkeys(tested[-1], 120)  # there is time for all
+
+
 def test_images_after_evidence_cost_all_evidence_again(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is computed over all images, so it is computed again if there are more."""
     monkeypatch.setattr(Fixed, "method", lambda _self, method: 0.0 if is_floor(method) else 1.0)
+    monkeypatch.setattr(Fixed, "evidence", 30.0)
     budget = ladder(opened_study(many), 1e9, ("gradcam",))
     first, _ = budget.step(("gradcam",))
     assert first is not None
     done = replace(first, metrics=(*first.metrics, "evidence"))
     budget.done, budget.decided = done, frozenset({"gradcam"})
-    again = EVIDENCE_PASSES * 40.0
+    again = 30 * 40.0
     more = replace(done, images=48)
-    assert budget.step_seconds(more) == pytest.approx(again + 8 * (EVIDENCE_PASSES + 1))
+    assert budget.step_seconds(more) == pytest.approx(again + 8 * (30 + 1))
     for seconds, images in ((again / 2, 40), (3 * again, 104)):
-        budget.left = partial(float, (seconds + 20 * (EVIDENCE_PASSES + 1)) / MARGIN)
+        budget.left = partial(float, (seconds + 20 * (30 + 1)) / MARGIN)
         assert budget.plan(("gradcam",))[-1].images == images
     before = budget.scale
     budget.record(more, 0.1)
@@ -355,6 +374,8 @@ def test_more_minutes_go_on_with_what_is_there(folder: Path, monkeypatch: pytest
     for name, value in few.items():
         monkeypatch.setattr(planner, name, value)
     monkeypatch.setattr(BudgetPlanner, "record", lambda self, step, seconds: setattr(self, "done", step))
+
+    monkeypatch.setattr(protocol, "growth_needed", lambda data, answers: {})  # every test may decide
 
     def spent(self: AuditScheduler) -> float:  # a machine on which all takes a third longer than expected
         done = self.planner.done

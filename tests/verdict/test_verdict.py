@@ -241,10 +241,17 @@ def test_few_pictures_decide_nothing(tmp_path: Path) -> None:
 
 def test_what_is_close_to_its_shadows_stays_undecided(tmp_path: Path) -> None:
     rule = FollowRule(informative=0.1, yes=0.5, no=0.0)
-    verdict = verdict_on(tmp_path / "run", scores({"layercam": 0.3}), rule)
-    near = verdict.methods[1]
-    assert near.follows == "undecided" and near.note.startswith("too close to the control maps on 100 images")
-    assert "`heatproof contrast MODEL IMAGES`" in near.note
+    certain = scores({"layercam": 0.28})
+
+    def values(metric: str, method: str, random: np.random.Generator) -> np.ndarray:
+        uncertain = 0.4 + 0.8 * (-1.0) ** np.arange(100)
+        return uncertain if method == METHODS[2] else certain(metric, method, random)
+
+    between, near = verdict_on(tmp_path / "run", values, rule).methods[1:3]
+    assert between.follows == near.follows == "undecided"
+    assert between.note.startswith("between the limits of both answers on 100 images")
+    assert near.note.startswith("too close to the control maps on 100 images: about ")
+    assert "`heatproof contrast MODEL IMAGES`" in between.note and "`heatproof contrast" in near.note
     flat = verdict_on(tmp_path / "flat", scores(), FollowRule(informative=2.0, yes=0.1, no=0.0))
     assert len(undecided(flat)) == 1, "where no map stands out, nobody is judged"
 

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.special import stdtr
+from scipy.special import ndtri, stdtr
 
 from heatproof.store.manifest import Facts, MetricFacts
 from heatproof.verdict.answers import Answer
@@ -143,6 +143,32 @@ def limits(values: Values, by: FollowRule, scale: float = 0.0) -> tuple[float, f
     # Relative to the best method: the size of w and p depends on the network and its evidence, so an absolute
     # limit would reject every method on networks with diffuse evidence.
     return None if best < by.informative else (max(0.0, by.no * best), by.yes * max(scale, best))
+
+
+def growth_needed(both: Sequence[np.ndarray], thresholds: tuple[float, float] | None, level: float) -> float:
+    """Factor by which the number of images must grow for an answer at this level, if more are like these.
+
+    Infinite if no method is judged, or the means are between the thresholds of both answers; with fewer than
+    ENOUGH images, the factor that makes them enough.
+
+    >>> rng = np.random.default_rng(0)
+    >>> [round(growth_needed(rng.normal(mean, 0.1, (2, 50)), (0.1, 0.2), 0.01), 1) for mean in (0.15, 0.3)]
+    [inf, 0.1]
+    """
+    defined = [column[np.isfinite(column)] for column in both]
+    if (n := min(map(len, defined))) < ENOUGH:
+        return ENOUGH / max(1, n)
+    if thresholds is None:
+        return math.inf
+
+    def growth(values: np.ndarray, threshold: float, level: float) -> float:
+        distance = values.mean() - threshold
+        error = values.std(ddof=1) / math.sqrt(len(values))
+        return float((ndtri(level) * error / distance) ** 2) if distance > 0 else math.inf
+
+    low, high = thresholds
+    yes = max(growth(column, high, level) for column in defined)
+    return min(yes, *(growth(-column, -low, level / 2) for column in defined))
 
 
 def per_test_answers(

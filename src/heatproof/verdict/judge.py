@@ -52,7 +52,7 @@ def judge(data: RunData, by: follow.FollowRule | None = None) -> Verdict:
     if notes:  # no "yes" for a network without skill, or for an incomplete run; "no" needs neither
         results = {m: "undecided" if answer == "yes" else answer for m, answer in results.items()}
     following = [m for m, answer in results.items() if answer == "yes"]
-    thresholds = follow.limits(values, by, scale)
+    thresholds, growth = follow.limits(values, by, scale), growth_needed(data, results, by)
     methods = []
     for m, answer in results.items():
         alone = dict(zip(names, follow.per_test_answers(values[m], thresholds), strict=True))
@@ -70,7 +70,8 @@ def judge(data: RunData, by: follow.FollowRule | None = None) -> Verdict:
         elif answer == "undecided":
             counts = [int(np.isfinite(column).sum()) for column in values[m]]
             reason = _missing_controls(data, names[0], m) if counts[0] == 0 < counts[1] else ""
-            texts.append(reason or _would_decide(min(counts), bool(notes), thresholds is None, scale > 0))
+            n = min(counts)
+            texts.append(reason or _would_decide(n, growth[m], bool(notes), thresholds is None, scale > 0))
         if answer != "undecided" and untested:
             whose = "their" if untested[1:] else "its"
             without = listed(untested, most=5)
@@ -105,6 +106,22 @@ def follow_answers(data: RunData, by: follow.FollowRule | None = None) -> dict[s
     named = {m: [images for images, methods in steps if m in methods] for m in data.real}
     tested = {m: numbers or [len(order)] for m, numbers in named.items()}
     return follow.sequential_answers(partial(_values, data, np.array(at, int)), tested, by, scale)
+
+
+def growth_needed(
+    data: RunData, results: Mapping[str, Answer], by: follow.FollowRule | None = None
+) -> dict[str, float]:
+    """By undecided method, the factor by which its images must grow for an answer, if more are like these."""
+    values, scale, total = _values(data), _scale(data), len(data.folder.images())
+    steps = data.manifest.config.get("run", {}).get("tested")
+    thresholds = follow.limits(values, by or follow.rule(), scale)
+    waiting = [m for m, answer in results.items() if answer == "undecided"]
+    factors = {}
+    for m in waiting:
+        n = max((images for images, methods in steps or () if m in methods), default=total)
+        level, least = (follow.looks((n, 2 * n))[2 * n], 2.0) if steps and n else (follow.LEVEL, 1.0)
+        factors[m] = max(least, follow.growth_needed(values[m], thresholds, level / len(waiting)))
+    return factors
 
 
 def _scale(data: RunData) -> float:
@@ -202,7 +219,7 @@ def _missing_controls(data: RunData, metric: str, method: str) -> str:
     return rows[0]["reason"] or ""
 
 
-def _would_decide(n: int, obstacles: bool, none_judged: bool, stored: bool) -> str:
+def _would_decide(n: int, growth: float, obstacles: bool, none_judged: bool, stored: bool) -> str:
     if n < follow.ENOUGH:
         return f"the test is defined on {counted(n, 'image')}, {follow.ENOUGH} are needed"
     if obstacles:
@@ -215,7 +232,10 @@ def _would_decide(n: int, obstacles: bool, none_judged: bool, stored: bool) -> s
         )
     if none_judged:
         return f"no method is better than its control maps on this network, so none is judged: {CONTRAST}"
-    return f"too close to the control maps on {n} images: add images, or {CONTRAST}"
+    if growth == math.inf:
+        return f"between the limits of both answers on {n} images, so more of them hardly help: {CONTRAST}"
+    needed = float(f"{growth * n:.2g}")
+    return f"too close to the control maps on {n} images: about {needed:,.0f} would decide, or {CONTRAST}"
 
 
 def _blank(data: RunData, method: str, following: Sequence[str]) -> str:

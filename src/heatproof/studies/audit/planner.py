@@ -7,13 +7,15 @@ The rungs, in order; a rung that does not fit is left out, and later ones are st
     up to 64 images, for the answer to what the network uses
     two more methods of one pass; floors; further methods of one pass; insertion and deletion
     up to 100 images
-    randomisation, fragility; methods of many passes
+    methods of many passes; randomisation, fragility
     up to 1,000 images, if a method is undecided
+    metrics over all images or methods; tests that are unlikely to decide a method
 
 Each line is a step of the run: after each one the rest is chosen anew by the measured time and the answers so
 far. The test is sequential (verdict/follow.py): a method is tested on 40 images, then on twice as many until
-it is decided. Floors are not judged: they are tested on 40 images with insertion and deletion. Methods that
-the network refuses, and metrics that the images do not allow, are left out with their reason.
+it is decided, or would need more than twice the images of the next look. Floors are not judged: they are
+tested on 40 images with insertion and deletion. Methods that the network refuses, and metrics that the images
+do not allow, are left out with their reason.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -60,9 +62,14 @@ DRAWS = 2  # networks with random weights: error rates are those of three (docs/
 VOTE = (f"{follow_metric().name}(draws={DRAWS})", "untrained")  # which share the maps under random weights
 CURVES = ("insertion(steps=10)", "deletion(steps=10)")
 FURTHER = (("randomisation(depths=3)",), ("fragility",))
-EVIDENCE, EVIDENCE_PASSES = "evidence", 30  # inputs per image, at most
-PASSLESS = ("cscore", "auc", "accuracy", "recall", "localise", "structure", "method_agreement")
+EVIDENCE = "evidence"
+FREE = "needs no extra passes"
+PASSLESS = ("auc", "accuracy", "recall", "localise", "structure")
+# Metrics that compare all images or all methods, and why they are computed: once, after all tests.
+LAST = {"cscore": FREE, "method_agreement": FREE,
+        EVIDENCE: "what the network uses: moves evidence into other images"}  # fmt: skip
 FEWEST, FOR_EVIDENCE, SOME, MANY = 4, 64, 104, 1000  # images
+PATIENCE = 2  # a look is unlikely to decide if so many times as many images would be needed
 CONTINUED = 0.5  # of the methods, which are still tested after the first look (docs/results/calibration.md)
 IMAGES = "images"  # the choice of how many
 MARGIN, ALMOST = 0.8, 0.9  # of the time that is left: what is measured on two images is not exact
@@ -73,6 +80,7 @@ TIMED = 4  # images of a pass, to choose the number of threads
 KEYS = ("images: ", "model: ", "model.checkpoints: ", "model.layer: ")  # of a study that no user wrote
 SHARE = 0.004  # of the audit that one timing trial may be expected to take
 FLOOR_VOTE = 0.4  # of a vote: a floor's control maps under random weights are itself, which costs no pass
+EVIDENCE_VOTE = 30 / 72  # of a vote, by inputs per image; evidence takes at most 30
 MetricGroup = tuple[str, ...]  # metrics that share their passes
 
 
@@ -184,7 +192,9 @@ class CostModel:
         self.resolved, self.patience, self.trying = resolved, min(CHEAP, SHARE * seconds), trying
         self.worker = Worker(resolved, RunFolder(Path(), Manifest(resolved.config)))
         self._methods: dict[str, float] = {}
+        self._inputs: dict[str, float] = {}
         self._groups: dict[MetricGroup, float] = {}
+        self._reruns: dict[MetricGroup, float] = {}  # of the method, beside those of the vote
         for method in wanted[:-1]:
             with suppress(HeatproofError):
                 self.method(method)
@@ -202,25 +212,36 @@ class CostModel:
         others = sum(self.group(group) for group in groups)
         if is_floor(method):
             return FLOOR_VOTE * self.group(VOTE) + others
+        reruns = sum(self._reruns.get(group, 0.0) for group in groups)
+        others += reruns * max(0.0, self.method(method) - self.method(self.first))
         return DRAWS * self.method(method) + self.group(VOTE) + others
 
     def method(self, method: str) -> float:
         """Seconds of its own passes; raises if the network refuses it."""
         if method not in self._methods:
-            self._methods[method] = max(0.0, self._trials(method).per_image().seconds - self.decoding)
+            each = self._trials(method).per_image()
+            self._methods[method] = max(0.0, each.seconds - self.decoding)
+            self._inputs[method] = max(1.0, each.inputs)
         return self._methods[method]
 
     def group(self, group: MetricGroup) -> float:
         """Seconds of a group of metrics for one method."""
         if group not in self._groups:
             maps = (1 + DRAWS * (group == VOTE)) * self.method(self.first)
-            whole = self._trials(self.first, group).per_image(warm=group == VOTE).seconds
-            self._groups[group] = max(0.0, whole - self.decoding - maps)
+            whole = self._trials(self.first, group).per_image(warm=group == VOTE)
+            self._groups[group] = max(0.0, whole.seconds - self.decoding - maps)
+            if group in FURTHER:
+                self._reruns[group] = whole.inputs / self._inputs[self.first] - 1
         return self._groups[group]
 
     @cached_property
     def decoding(self) -> float:
         return self._trials("random").decoding
+
+    @property
+    def evidence(self) -> float:
+        """Seconds of the interventions, at most."""
+        return EVIDENCE_VOTE * self.group(VOTE)
 
     def _trials(self, method: str, group: MetricGroup = ()) -> Trials:
         self.trying(", ".join(group) or method)
@@ -297,6 +318,7 @@ class BudgetPlanner:
     expected: float = 0.0  # seconds of the same steps, by their parts
     done: Selection | None = None  # what the run has already
     decided: frozenset[str] = frozenset()  # methods that need no further test
+    growth: Mapping[str, float] = field(default_factory=dict)  # of its images, to decide an undecided method
 
     @property
     def checkpoints(self) -> int:
@@ -310,7 +332,7 @@ class BudgetPlanner:
     def seconds(self, chosen: Selection) -> float:
         """Seconds that a selection takes from now on, with the tests that are expected."""
         # Evidence is reserved from the start, although it is computed last, when the images are known.
-        return self._seconds(self._evidence(chosen), lambda method: self._expected_tests(chosen, method))
+        return self._seconds(self._finished(chosen), lambda method: self._expected_tests(chosen, method))
 
     def step_seconds(self, step: Selection) -> float:
         """Seconds that a step takes, with its tests."""
@@ -318,7 +340,7 @@ class BudgetPlanner:
 
     def _seconds(self, chosen: Selection, tests: Callable[[str], float]) -> float:
         before = self._cost(self.done, self.done.tested_images) if self.done else 0.0
-        each = EVIDENCE_PASSES * self.costs.method(self.costs.first) * self._computes_evidence(chosen)
+        each = self.costs.evidence * self._computes_evidence(chosen)
         return self.scale * (self._cost(chosen, tests) - before + self.checkpoints * chosen.images * each)
 
     def _computes_evidence(self, step: Selection) -> bool:
@@ -336,7 +358,14 @@ class BudgetPlanner:
         first = min(chosen.images, FIRST_LOOK)
         if method in self.decided or is_floor(method):
             return max(tested, 0 if is_floor(method) and CURVES not in chosen.groups else first)
-        return chosen.images if tested else first + CONTINUED * (chosen.images - first)
+        if tested:
+            return chosen.images if self._is_likely(method, min(2 * tested, chosen.images)) else tested
+        return first + CONTINUED * (chosen.images - first)
+
+    def _is_likely(self, method: str, images: int) -> bool:
+        """Whether a look after so many images may decide a method."""
+        tested = self.done.tested_images(method) if self.done else 0
+        return self.growth.get(method, 0.0) * tested <= PATIENCE * images
 
     def record(self, step: Selection, seconds: float) -> None:
         """Record the time of a step, which corrects later estimates; that of evidence does not: a maximum."""
@@ -352,17 +381,22 @@ class BudgetPlanner:
             return self._with_tests(steps[0], steps[-1].images), steps[-1]
         # At most twice the images, so that a step with a wrong cost estimate stays short.
         more = replace(steps[0], images=min(steps[0].images, 2 * self.done.images))
-        if EVIDENCE in {*more.metrics} - {*self.done.metrics}:  # only after all tests
+        if {*LAST} & ({*more.metrics} - {*self.done.metrics}):  # only after all tests
             more = replace(self.done, choices=steps[-1].choices)
-        more = self._with_tests(more, steps[-1].images)
-        if more.same_run(self.done):
-            more = replace(steps[-1], tested=self.done.tested)
-        return None if more.same_run(self.done) else more, steps[-1]
+        last = replace(steps[-1], tested=self.done.tested)
+        most = last.images
+        for step in (self._with_tests(more, most), last, self._with_tests(last, most, likely=False)):
+            if not step.same_run(self.done):
+                return step, steps[-1]
+        return None, steps[-1]
 
-    def _with_tests(self, chosen: Selection, most: int) -> Selection:
-        """With the next tests of undecided methods, as far as there is time; most: images at the end."""
+    def _with_tests(self, chosen: Selection, most: int, likely: bool = True) -> Selection:
+        """With the next tests of undecided methods, as far as there is time.
+
+        most: images at the end. likely: only tests that may decide a method.
+        """
         done = self.done or replace(chosen, tested=())
-        left = self.affordable - self._seconds(self._evidence(chosen), done.tested_images)
+        left = self.affordable - self._seconds(self._finished(chosen), done.tested_images)
         named = {method for _, methods in done.tested for method in methods}
         steps: dict[int, tuple[str, ...]] = {}
         for method in chosen.methods:
@@ -371,7 +405,9 @@ class BudgetPlanner:
             if goal > chosen.images:  # too few images for the next look, except for the last one
                 goal = chosen.images if not tested or chosen.images >= most else tested
             price = self.scale * self.checkpoints * self.costs.test(method, chosen.groups) * (goal - tested)
-            if method not in named or (goal > tested and method not in self.decided and price <= left):
+            is_open = goal > tested and method not in self.decided
+            worth_it = not likely or self._is_likely(method, goal)
+            if method not in named or (is_open and worth_it and price <= left):
                 steps[goal] = (*steps.get(goal, ()), method)
                 left -= price
         return replace(chosen, tested=(*done.tested, *sorted(steps.items())))
@@ -398,27 +434,27 @@ class BudgetPlanner:
         start = self._methods(start, wanted[1:], "requested", required=True)
         start = self._methods(start, core, "one pass per image", 2)
         start = self._images(start, FIRST_LOOK)
-        small = start if self._why_no_evidence else self._images(start, FOR_EVIDENCE)
+        small = start if self._unavailable[EVIDENCE] else self._images(start, FOR_EVIDENCE)
         small = self._methods(small, core, "one pass per image", 4)
         small = self._methods(small, FLOORS, FLOOR)
         small = self._metrics(self._methods(small, more, "one pass per image"), CURVES)
         some = rich = self._images(small, SOME)
-        for group in FURTHER:
-            rich = self._metrics(rich, group)
         if expensive:
             fewer = with_sufficient_repeats(expensive)
             rich = self._methods(rich, [*fewer.values()], "many passes per image")
+        for group in FURTHER:
+            rich = self._metrics(rich, group)
         open_questions = any(not is_floor(m) and m not in self.decided for m in rich.methods)
         last = self._images(rich, self.most) if open_questions else rich
-        whole = self._count_noted(self._evidence(last))
+        whole = self._count_noted(self._finished(last))
         steps = [replace(step, choices=whole.choices) for step in (start, small, some, rich, last, whole)]
         before = [self.done, *steps[:-1]]
         return [s for s, old in zip(steps, before, strict=True) if not s.same_run(old)] or [steps[-1]]
 
     def _required(self, wanted: Sequence[str]) -> Selection:
         """The minimum that the verdict needs, on fewer images than it needs if there is no time for more."""
-        reasons = {text: self._why_not(text) for text in PASSLESS}
-        free = [Choice(text, not why, why or "needs no extra passes") for text, why in reasons.items()]
+        reasons = {text: self._unavailable[text] for text in PASSLESS}
+        free = [Choice(text, not why, why or FREE) for text, why in reasons.items()]
         most = self._first_look
         chosen = (*VOTE, *(choice.what for choice in free if choice.taken))
         start = Selection((self.costs.first, "random"), chosen, most, tuple(free))
@@ -440,16 +476,18 @@ class BudgetPlanner:
         return why
 
     @cached_property
-    def _why_no_evidence(self) -> str:
-        return self._why_not(EVIDENCE)
+    def _unavailable(self) -> dict[str, str]:
+        """Why a metric without tests cannot be computed; "" if it can."""
+        return {text: self._why_not(text) for text in (*PASSLESS, *LAST)}
 
-    def _evidence(self, chosen: Selection) -> Selection:
-        """The selection with the interventions, which need all images and therefore come last."""
-        if self._why_no_evidence:
-            return chosen.noting(EVIDENCE, False, self._why_no_evidence)
-        if EVIDENCE not in chosen.metrics:
-            chosen = replace(chosen, metrics=(*chosen.metrics, EVIDENCE))
-        return chosen.noting(EVIDENCE, True, "what the network uses: moves evidence into other images")
+    def _finished(self, chosen: Selection) -> Selection:
+        """The selection with the metrics that need all images and therefore come last."""
+        for text, why in LAST.items():
+            available = not self._unavailable[text]
+            if available and text not in chosen.metrics:
+                chosen = replace(chosen, metrics=(*chosen.metrics, text))
+            chosen = chosen.noting(text, available, why if available else self._unavailable[text])
+        return chosen
 
     def _methods(
         self, chosen: Selection, names: Sequence[str], why: str, most: int = 99, required: bool = False

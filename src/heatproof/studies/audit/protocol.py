@@ -60,7 +60,7 @@ from heatproof.studies.audit.settings import AuditSettings, EvidenceSettings, Sc
 from heatproof.studies.common import study_file, write_rows
 from heatproof.verdict.answers import Verdict
 from heatproof.verdict.data import part, read_run, stands_beside
-from heatproof.verdict.judge import follow_answers, keep
+from heatproof.verdict.judge import follow_answers, growth_needed, keep
 
 RECORD = "audit.json"
 FLOORS = ("random", "edges", "centre")
@@ -144,8 +144,10 @@ class AuditScheduler:
             planner.done = self._in_manifest(result.folder.manifest)
         else:
             planner.record(self.step, result.seconds)
-        answers = follow_answers(read_run(result.folder))
+        data = read_run(result.folder)
+        answers = follow_answers(data)
         planner.decided = frozenset(m for m, answer in answers.items() if answer != "undecided")
+        planner.growth = growth_needed(data, answers)
         (step, whole), done = self._next(), planner.done
         assert done is not None
         if step is None:
