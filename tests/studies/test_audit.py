@@ -33,8 +33,10 @@ from heatproof.store import RunFolder
 from heatproof.studies.audit import planner, protocol
 from heatproof.studies.audit.planner import (
     CORE,
+    CURVES,
     EVIDENCE,
     FIRST,
+    FURTHER,
     LAST,
     MARGIN,
     MORE,
@@ -302,6 +304,15 @@ def test_a_decided_method_is_tested_on_no_further_image(many: Path) -> None:
     everything = [(120, (*last.methods,))]
     saved = budget._cost(replace(last, tested=tuple(everything)), lambda _: 120.0)
     assert budget._cost(last, last.tested_images) < 0.6 * saved
+
+
+def test_metrics_that_run_a_method_again_cost_its_passes(many: Path) -> None:
+    costs = CostModel(opened_study(many), ("gradcam",))
+    costs._methods |= {"gradcam": 0.1, "occlusion": 1.1}
+    costs._inputs["gradcam"] = 1.0
+    extra = [costs.test(method, FURTHER) - costs.test(method, ()) for method in ("gradcam", "occlusion")]
+    assert extra[1] - extra[0] == pytest.approx(8.0)  # each four times: three depths and the network as it is
+    assert costs.test("occlusion", (CURVES,)) - costs.test("occlusion", ()) == costs.group(CURVES)
 
 
 def test_tests_that_are_unlikely_to_decide_come_last(many: Path) -> None:
