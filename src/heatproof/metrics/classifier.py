@@ -406,8 +406,7 @@ def checked_tau(tau: Any) -> Tau:
 def class_probabilities(probs: ArrayLike) -> np.ndarray:
     """Array "b k" as given, or "b" or "b 1" (the probability of class 1) as "b 2"; float64, checked."""
     p = as_array(probs).astype(np.float64)
-    if p.ndim == 1:
-        p = p[:, None]
+    p = p[:, None] if p.ndim == 1 else p
     if p.ndim != 2 or p.shape[1] == 0:
         raise InputError(f"probabilities must be 'b k', or 'b' for one-logit models; got {p.shape}")
     # Written as "not all within", so that NaN fails too.
@@ -493,9 +492,7 @@ def anchored(anchor: ArrayLike, n: int) -> np.ndarray:
     chosen = chosen.astype(np.int64)
     if chosen.ndim != 1 or ((chosen < 0) | (chosen >= n)).any():
         raise InputError(f"anchor must hold image indices from 0 to {n - 1}, or be a mask of {n} entries")
-    listed = np.zeros(n, dtype=bool)
-    listed[chosen] = True
-    return listed
+    return np.isin(np.arange(n), chosen)
 
 
 def checked(labels: ArrayLike, probs: ArrayLike, logits: bool = False) -> tuple[np.ndarray, np.ndarray]:

@@ -195,15 +195,12 @@ class EvidenceRecord:
         patches = self.off_object[-1]
         turned, control = (np.array(x, float)[own] for x in (patches.turned, patches.control_turned))
         known = np.isfinite(turned)
-        recurs = self.recurring()[own]
-        parts = {"recurring": float(recurs.mean()), "n": float(own.sum())}
+        parts = {"recurring": float(self.recurring()[own].mean()), "n": float(own.sum())}
         effects = []
         for test in self.properties:
             chosen = np.isin(np.array(test.label), labels)
             if chosen.any():
-                effects.append(
-                    float((np.array(test.turned)[chosen] * 1.0 - np.array(test.control)[chosen]).mean())
-                )
+                effects.append(float(np.subtract(test.turned, test.control, dtype=float)[chosen].mean()))
         parts["property"] = max(effects, default=math.nan)
         parts["removal"] = parts["exchange"] = math.nan
         if self.removal is not None:

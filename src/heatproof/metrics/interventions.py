@@ -388,8 +388,7 @@ class Interventions:
         self._paste_into(table, first, k, corners, off)
         promising = np.flatnonzero(np.nan_to_num(table[:, :half, 0]).any(1)).tolist()
         self._paste_into(table, [(e, r) for e in promising for r in range(half, count)], k, corners, off)
-        before = self.odds.numpy()[self.recipients, self.label[:, None]]
-        table[..., 2] -= before
+        table[..., 2] -= self.odds.numpy()[self.recipients, self.label[:, None]]
         # A patch that turns none of the first half counts as turning none of the others.
         turned, top5 = (
             np.nansum(table[..., i], 1) / np.where(i == 0, count, np.isfinite(table[..., i]).sum(1).clip(1))
@@ -414,8 +413,7 @@ class Interventions:
         if not jobs:
             return
         e, r = np.array(jobs).T
-        to = self.recipients[e, r]
-        make = self._paste(e, to, k, corners[e], off, soft)
+        make = self._paste(e, self.recipients[e, r], k, corners[e], off, soft)
         table[e, r] = self.outcomes(len(jobs), make, self.label[e])
 
     def _paste(
@@ -506,10 +504,9 @@ class Interventions:
         """Position scores of each donor's map, less those of other images' maps on the same region."""
         if self.own_regions is None:
             return None
-        n, heat = len(self.image), self.heat.flatten(1).cpu()
+        heat = self.heat.flatten(1).cpu()
         regions = self.own_regions.flatten(1).cpu().float()
-        budget = max(1, int(BUDGET * heat.shape[1]))
-        best = heat.topk(budget, dim=1).indices
+        best = heat.topk(max(1, int(BUDGET * heat.shape[1])), dim=1).indices
         marked = torch.zeros_like(heat).scatter_(1, best, 1.0) * (heat > 0)
         inside = (regions @ marked.T) / marked.sum(1).clamp(min=1)  # "e e": region of i, map of j
         pointing = regions[:, heat.argmax(1)]
@@ -518,9 +515,7 @@ class Interventions:
         columns = []
         for table in (pointing, inside):
             usual = (table * other).sum(1) / other.sum(1).clamp(min=1)
-            columns.append(
-                np.where(defined, (table[torch.arange(n), torch.arange(n)] - usual).numpy(), np.nan)
-            )
+            columns.append(np.where(defined, (table.diagonal() - usual).numpy(), np.nan))
         return ExchangeTest(*map(numbers, columns))
 
     @cached_property
@@ -546,7 +541,8 @@ class Interventions:
             usable = [pair for pair in pairs if self._has_property(name, pair, files)]
             first = usable[: max(FIRST_PAIRS, 2 * len({pair.label for pair in usable}))]
             turned = self._transferred(name, first, files)
-            promising = {c for c in {pair.label for pair in first} if _excess(first, turned, c) >= PROMISING}
+            excess, classes = turned[:, 0] - turned[:, 1], np.array([pair.label for pair in first])
+            promising = {c for c in {*classes.tolist()} if excess[classes == c].mean() >= PROMISING}
             more = [pair for pair in usable[len(first) :] if pair.label in promising][:MORE_PAIRS]
             turned = np.concatenate([turned, self._transferred(name, more, files)]).astype(bool)
             columns = zip(*[*first, *more], strict=True) if first else [()] * 4
@@ -671,8 +667,7 @@ class Interventions:
 
     def _controls(self, test: PatchTest, donors: np.ndarray) -> np.ndarray:
         """Windows of the donors far from their own: mirrored at the centre of the image."""
-        corners = np.array(test.corners)[donors]
-        return np.asarray(np.array(self.size) - test.side - corners)
+        return np.asarray(np.array(self.size) - test.side - np.array(test.corners)[donors])
 
     def _changed_without(self, k: int, donors: np.ndarray, corners: np.ndarray) -> np.ndarray:
         """Bool "d": whether removing the window, by blur or mean colour, changes the donor's answer."""
@@ -758,11 +753,6 @@ def pooled(pool: Callable[..., Tensor], values: Tensor, k: int) -> Tensor:
 def numbers(column: np.ndarray) -> Numbers:
     """A column of a record: NaN becomes None, which JSON can hold."""
     return tuple(None if math.isnan(value) else value for value in column.tolist())
-
-
-def _excess(pairs: Sequence[Pair], turned: np.ndarray, label: int) -> float:
-    own = np.array([pair.label == label for pair in pairs])
-    return float((turned[own, 0] - turned[own, 1]).mean())
 
 
 def similarities(patches: Tensor) -> Tensor:
