@@ -124,8 +124,7 @@ def ssim_reasons(
         ['']
     """
     pair = _pair(a, b, mode, mask, data_range)
-    kinds = torch.where(pair.unseen, 2, pair.constant.int())
-    return [REASONS[kind] for kind in kinds.tolist()]
+    return [REASONS[kind] for kind in torch.where(pair.unseen, 2, pair.constant.int()).tolist()]
 
 
 class _Pair(NamedTuple):

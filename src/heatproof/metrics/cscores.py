@@ -342,8 +342,7 @@ def _l1_pairs(pixels: Tensor, block: int | None) -> Tensor:
         if pixels.is_cpu:
             # Copy and sum in NumPy: torch would gather all its threads for each, and where cores are shared
             # with other work it is this gathering, not the arithmetic, that takes the time.
-            copied = torch.from_numpy(np.ascontiguousarray(part.numpy()))
-            total.numpy()[:] += F.pdist(copied, p=1).numpy()
+            total.numpy()[:] += F.pdist(torch.from_numpy(np.ascontiguousarray(part.numpy())), p=1).numpy()
         else:
             total += F.pdist(part, p=1)
     return total
@@ -390,8 +389,7 @@ def _draw(
     second = rng.integers(0, len(rows) - 1, size=pairs)
     second += second >= first
     parts = torch.from_numpy(np.stack([first, second])).split(PAIRS_AT_ONCE, dim=1)
-    scores = [soft_iou_rows(*rows[part.flatten()].detach().chunk(2)) for part in parts]
-    return torch.cat(scores).cpu().numpy()
+    return torch.cat([soft_iou_rows(*rows[part.flatten()].detach().chunk(2)) for part in parts]).cpu().numpy()
 
 
 def gold_list(labels: ArrayLike, probs: ArrayLike, tau: Tau = 0.5) -> Tensor:

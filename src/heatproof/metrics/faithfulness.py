@@ -233,8 +233,7 @@ class _Curves:
         ends = numbers[DELETION, : self.count, [0, self.steps]].T
         inner = torch.arange(1, self.steps, device=self.curves.device)
         plan = adaptive_plan(self.steps) if adaptive else Plan(1, ())
-        grid = inner[inner % plan.stride == 0]
-        points = numbers[:, ~self.flat][..., grid]
+        points = numbers[:, ~self.flat][..., inner[inner % plan.stride == 0]]
         if self.model.head.chance:
             self._visit(queue, torch.cat([ends.flatten(), points.flatten()]), targets, first=True)
         else:

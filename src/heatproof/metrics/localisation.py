@@ -286,8 +286,7 @@ def _overlap(marks: Tensor, region: Tensor, target: Tensor, frames: Tensor, budg
     """mask_iou, box_iou, inside, reachable of one budget, a number of pixels; each "b" float64."""
     marked, area, shared = (m.flatten(1).sum(1).double() for m in (marks, target, marks & target))
     within = shared if region is target else (marks & region).flatten(1).sum(1).double()
-    marked_box = _tight(marks)[:, None]
-    (low, high), (low_too, high_too) = (box.chunk(2, -1) for box in (marked_box, frames))
+    (low, high), (low_too, high_too) = (box.chunk(2, -1) for box in (_tight(marks)[:, None], frames))
     common = (torch.minimum(high, high_too) - torch.maximum(low, low_too) + 1).clamp(min=0).prod(-1)
     sizes = [(end - start + 1).prod(-1) for start, end in ((low, high), (low_too, high_too))]
     box_iou = (common / (sizes[0] + sizes[1] - common)).nan_to_num(0).amax(1)
@@ -404,8 +403,7 @@ def dispersion(maps: Maps | ArrayLike, *, budget: float = 0.2) -> PerImage:
     """
     values, _ = sized_maps(maps)
     # Areas are found on the CPU: scipy's union-find takes about a millisecond an image.
-    masks = budget_masks(maps, budget).cpu().numpy()
-    areas = [area_shares(mask) for mask in masks]
+    areas = [area_shares(mask) for mask in budget_masks(maps, budget).cpu().numpy()]
     table = np.array([(1 - (s**2).sum(), (s >= BLOB).sum()) for s in areas], np.float32).reshape(-1, 2)
     scores = torch.from_numpy(table).to(values.device)
     return PerImage(

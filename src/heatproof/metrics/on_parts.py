@@ -110,9 +110,7 @@ def part_occlusion(
     """
     model, inputs, targets = bound(model, images, targets)
     whole = at_least_float(inputs)
-    parts = (
-        {f"drop_{k}": mask for k, mask in masks.items()} if isinstance(masks, Mapping) else {"drop": masks}
-    )
+    parts = {f"drop_{k}": m for k, m in masks.items()} if isinstance(masks, Mapping) else {"drop": masks}
     if not parts:
         raise InputError("masks is an empty dict; give at least one part, such as {'finder': mask}")
     size, count = size_of(whole), len(whole)
@@ -341,8 +339,7 @@ def distance_to(masks: Tensor) -> Tensor:
     size = tuple(masks.shape[1:])
     packed = np.packbits(masks.flatten(1).cpu().numpy(), axis=1)
     fields = [_transform(size, bits.tobytes()) for bits in packed]
-    stacked = np.stack(fields) if fields else np.zeros((0, *size), np.float32)
-    return torch.from_numpy(stacked).to(masks.device)
+    return torch.from_numpy(np.stack(fields) if fields else np.zeros((0, *size), np.float32)).to(masks.device)
 
 
 @lru_cache(maxsize=512)
@@ -375,8 +372,7 @@ def bl_slope(values: ArrayLike, severities: ArrayLike) -> PerImage:
     """
     curves, levels = _curves(values, severities)
     centred = levels - levels.mean()
-    slopes = (curves * centred).sum(-1) / centred.square().sum()
-    return _averaged("bl_slope", slopes, GAP)
+    return _averaged("bl_slope", (curves * centred).sum(-1) / centred.square().sum(), GAP)
 
 
 @metric(

@@ -235,9 +235,8 @@ def _spectrum(images: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
 
 def _filtered(images: Tensor, weights: Tensor, kernel: list[list[float]]) -> Tensor:
     """Weighted mean "n" of the absolute response of a 3x3 filter on the grey image."""
-    weight = torch.tensor(kernel).to(images)[None, None]
     grey = F.pad(images.mean(1, keepdim=True), (1, 1, 1, 1), mode="replicate")
-    response = F.conv2d(grey, weight)[:, 0].abs()
+    response = F.conv2d(grey, torch.tensor(kernel).to(images)[None, None])[:, 0].abs()
     return (response * weights).sum((1, 2)) / weights.sum((1, 2)).clamp(min=LEAST_WEIGHT)
 
 

@@ -243,8 +243,7 @@ def fragility(
     reach = value_range(model, inputs)
 
     def noisy(draw: int) -> Tensor:
-        random = np.random.default_rng((seed, draw))
-        signs = random.integers(0, 2, inputs.shape[1:]) * 2 - 1
+        signs = np.random.default_rng((seed, draw)).integers(0, 2, inputs.shape[1:]) * 2 - 1
         return inputs + epsilon * reach * torch.from_numpy(signs).to(inputs)
 
     for draw in range(draws) if inputs.is_cuda else ():  # segments in threads, ahead of the GPU
@@ -304,13 +303,10 @@ def input_shift(
     before = explain_all.original(model, inputs, targets, known)
     shifted, twin = inputs + shift, _shifted_copy(model, inputs, shift)
     logits = [all_logits(m, x, passes.get("batch_size")) for m, x in ((model, inputs), (twin, shifted))]
-    gap = (logits[0] - logits[1]).abs().amax(1)
-    undone = gap <= TOLERANCE * logits[0].abs().amax(1).clamp(min=1)
+    undone = (logits[0] - logits[1]).abs().amax(1) <= TOLERANCE * logits[0].abs().amax(1).clamp(min=1)
     after = explain_all(twin, shifted, next(iter(before.values())).explained)
     scores = {method: map_similarity(before[method], maps) for method, maps in after.items()}
-    return {
-        method: PerImage(own, [Cause(NOT_UNDONE, ~undone), *own.causes]) for method, own in scores.items()
-    }
+    return {name: PerImage(own, [Cause(NOT_UNDONE, ~undone), *own.causes]) for name, own in scores.items()}
 
 
 @_metric(
@@ -405,8 +401,7 @@ def value_range(model: Model, images: Tensor) -> Tensor:
     """Distance from black to white in model-ready values: per channel, or per image where it is unknown."""
     usual = model.preprocess
     if usual.channels == images.shape[1]:
-        std = torch.tensor(usual.std, device=images.device, dtype=images.dtype)
-        return 1 / per_map(std, images[0])
+        return 1 / per_map(torch.tensor(usual.std, device=images.device, dtype=images.dtype), images[0])
     low, high = images.flatten(1).aminmax(dim=1)
     return per_map(high - low, images)
 
@@ -508,9 +503,8 @@ def _search(
 
 def _layer(model: Model, inputs: Tensor, layer: Layers) -> str:
     """The layer that CAMs read."""
-    needs = frozenset({"activations"})
     with frozen_eval(model.module):
-        name = capture(unbind_targets(model), inputs[:1], needs=needs, layer=layer).layer
+        name = capture(unbind_targets(model), inputs[:1], needs=frozenset({"activations"}), layer=layer).layer
     assert name is not None
     return name
 
@@ -531,8 +525,7 @@ def _gradient(model: Model, images: Tensor, classes: Tensor) -> tuple[Tensor, Te
     inputs = model.ready(images.requires_grad_())
     with Rules(ROUNDED):
         rounded = model.forward(inputs)
-    score = model.scores(rounded, classes).sum()
-    (gradient,) = torch.autograd.grad(score, inputs, create_graph=True)
+    (gradient,) = torch.autograd.grad(model.scores(rounded, classes).sum(), inputs, create_graph=True)
     with torch.no_grad():
         logits = model.forward(model.ready(images))
     return gradient.abs().sum(1).flatten(1), logits

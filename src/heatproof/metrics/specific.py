@@ -72,7 +72,6 @@ BINS = 64  # of the histogram
 Known = dict[int, Mapping[str, Maps]]  # maps by method, by the draw of the random weights
 BLANK = "the map is constant, so it cannot be compared with control maps"
 STAYS = "no baseline removes the class from the image, so no order of pixels can be scored"
-NO_WEIGHTS = "there is no map under random weights: the network is a function, without weights"
 
 
 def _in_a_run(
@@ -128,9 +127,8 @@ def specificity(
     if not isinstance(draws, int) or draws < 1:
         raise InputError(f"draws must be a whole number of at least 1, got {draws!r}")
     model, inputs, _ = bound(model, images, next(iter(maps.values())).explained.clamp(min=0))
-    options: dict[str, Any] = {"seed": seed, "layer": layer, "then": then, **passes}
     rerun = {} if is_function(model.module) else {n: own for n, own in maps.items() if not is_stored(n)}
-    make = partial(maps_untrained, rerun, model, inputs, **options)
+    make = partial(maps_untrained, rerun, model, inputs, seed=seed, layer=layer, then=then, **passes)
     drawn: list[Mapping[str, Maps]] = [cached(known, i, partial(make, i)) for i in range(draws) if rerun]
     controls = [dict(own) for own in drawn]
     for name, own in maps.items():
@@ -260,8 +258,7 @@ def untrained(
         ['spearman', 'null', 'excess', 'entropy']
     """
     model, inputs, _ = bound(model, images, next(iter(maps.values())).explained.clamp(min=0))
-    options: dict[str, Any] = {"seed": seed, "layer": layer, "then": then, **passes}
-    make = partial(maps_untrained, maps, model, inputs, **options)
+    make = partial(maps_untrained, maps, model, inputs, seed=seed, layer=layer, then=then, **passes)
     first, second = (cached(known, draw, partial(make, draw)) for draw in (0, 1))
     return {name: against_untrained(own, first[name], second[name]) for name, own in maps.items()}
 
@@ -296,7 +293,7 @@ def _stored_controls(name: str, maps: Maps) -> list[Maps]:
 def _no_control(name: str) -> str:
     """Why there are no control maps, and how to provide them."""
     if not isinstance(explainers.find(parse_call(name)[0]), Stored):
-        return NO_WEIGHTS
+        return "there is no map under random weights: the network is a function, without weights"
     folder = control_paths(Path(name.partition(":")[2]))[0].name
     return (
         f"there is no map under random weights: store this method's maps of {CONTROLS} networks with "

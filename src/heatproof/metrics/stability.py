@@ -320,8 +320,7 @@ def alike(
     similarity: "local5" (the authors' code), "eq2" (the paper), "pearson" (its supplement) or "spearman".
     """
     if similarity in ("pearson", "spearman"):
-        rank = similarity == "spearman"
-        value, constant = _pearson(first, second, mask, rank), 3
+        value, constant = _pearson(first, second, mask, similarity == "spearman"), 3
     else:
         value, constant = ssim(first, second, mode=similarity, mask=mask), 1
     unseen = torch.zeros_like(value, dtype=torch.bool)
