@@ -171,9 +171,7 @@ def _read(source: Source, i: int) -> tuple[dict[str, tuple[float, ...]], np.ndar
         raise InputError("the check reads images, not volumes or arrays of channels")
     image, content = image.convert("RGB"), source.sample(i).content
     is_file = isinstance(content, Path) and is_picture(content)
-    numbers = measured(image) | (
-        {"compression": quantisation(content)} if is_file else {"compression": (0.0, 0.0)}
-    )
+    numbers = measured(image) | {"compression": quantisation(content) if is_file else (0.0, 0.0)}
     return numbers, np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX))
 
 
@@ -182,8 +180,7 @@ def _score(
 ) -> tuple[PropertyScore, list[list[int]]]:
     """The result for one property, its p value not yet corrected, and the places of its examples."""
     ranks = rankdata(features, axis=0) / len(features)
-    k = min(NEIGHBOURS + 1, len(ranks))
-    nearest = cKDTree(ranks).query(ranks, k=k)[1]
+    nearest = cKDTree(ranks).query(ranks, k=min(NEIGHBOURS + 1, len(ranks)))[1]
     own = nearest == np.arange(len(ranks))[:, None]
     own[~own.any(1), -1] = True  # many equal images: the image itself is not among the nearest
     nearest = nearest[~own].reshape(len(ranks), -1)
@@ -205,11 +202,9 @@ def _score(
     control, accuracy = np.concatenate([*map(accuracies, permuted)]), float(accuracies(labels[None])[0])
     recall = np.bincount(labels, hits(labels[None])[0]) / counts
     best = int(recall.argmax())
-    share, extreme = (labels[nearest] == best).mean(1), np.abs(ranks - 0.5).sum(1)
+    share, extreme, is_best = (labels[nearest] == best).mean(1), np.abs(ranks - 0.5).sum(1), labels == best
     examples = [
-        [i for i in np.lexsort((-extreme, sign * share)).tolist() if (labels[i] == best) == is_class][
-            :EXAMPLES
-        ]
+        [i for i in np.lexsort((-extreme, sign * share)).tolist() if is_best[i] == is_class][:EXAMPLES]
         for sign, is_class in ((-1, True), (1, False))
     ]
     p = (1 + int((control >= accuracy - 1e-9).sum())) / (1 + PERMUTATIONS)

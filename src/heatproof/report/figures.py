@@ -112,9 +112,7 @@ def lines(
                 axes.tick_params(axis="x", labelrotation=30)
         if handles:
             columns = min(4, len(handles)) if legend.startswith("upper") else 1
-            figure.legend(
-                handles.values(), handles.keys(), loc=f"outside {legend}", fontsize=8, ncols=columns
-            )
+            figure.legend(handles.values(), handles, loc=f"outside {legend}", fontsize=8, ncols=columns)
         yield figure
 
 
@@ -139,8 +137,7 @@ def heatmaps(
     panels: Mapping[str, tuple[np.ndarray, Sequence[str]]], rows: Sequence[str], label: str
 ) -> Iterator[Any]:
     """Numbers between 0 and 1 as colours. panels: by title, "rows columns" and the columns' names."""
-    columns = sum(len(names) for _, names in panels.values())
-    width, height = 0.9 * columns + 3.2, 0.3 * len(rows) + 1.6
+    width, height = 0.9 * sum(len(names) for _, names in panels.values()) + 3.2, 0.3 * len(rows) + 1.6
     with drawing(width, height, 1, len(panels), squeeze=False, sharey=True) as (figure, grid):
         for axes, (title, (table, names)) in zip(grid[0], panels.items(), strict=True):
             image = axes.imshow(table, vmin=0, vmax=1, cmap="viridis", aspect="auto")

@@ -209,9 +209,8 @@ def trajectories(data: RunData) -> Section:
 def _score(of: Measure, value: float) -> str:
     """A number; a C-Score in the colour of its band (metrics/reading.toml)."""
     colour = reading(value, "colours") if of.base == "cscore" else ""
-    return (
-        Markup('<span class="band {}">{}</span>').format(colour, number(value)) if colour else number(value)
-    )
+    text = number(value)
+    return Markup('<span class="band {}">{}</span>').format(colour, text) if colour else text
 
 
 def _cscore(data: RunData) -> Measure | None:
@@ -395,8 +394,7 @@ def left_out(data: RunData) -> dict[str, list[str]]:
     known = {*data.manifest.config.get("methods", ()), *data.manifest.config.get("metrics", ())}
     missing: dict[str, list[str]] = {}
     with suppress(StoreError):  # a damaged record, which `verify` reports
-        record = known_record(data.folder.path / LEFT_OUT) or {}
-        for calls, why in record.get("reasons", {}).items():
+        for calls, why in (known_record(data.folder.path / LEFT_OUT) or {}).get("reasons", {}).items():
             if not known.issuperset(split_calls(calls)):
                 missing.setdefault(why, []).append(calls)
     return missing
@@ -413,8 +411,7 @@ class Reference(NamedTuple):
 def references() -> dict[str, Reference]:
     """The entries of references.bib by their keys."""
     text = files("heatproof").joinpath("references.bib").read_text(encoding="utf-8")
-    entries = re.findall(r"@\w+\{([^,\s]+),(.*?)\n\}", text, re.S)
-    return {key: _reference(body) for key, body in entries}
+    return {key: _reference(body) for key, body in re.findall(r"@\w+\{([^,\s]+),(.*?)\n\}", text, re.S)}
 
 
 def _reference(body: str) -> Reference:

@@ -11,6 +11,7 @@ import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from heatproof.disk import write_whole
@@ -96,10 +97,8 @@ class Table:
         wide = [any(_is_wide(row[j]) for row in self.rows) for j in range(len(names))]
         parts = [("", " low", " high", " n")[: 4 if has else 1] for has in wide]
         heads = [f"{name}{part}" for name, own in zip(names, parts, strict=True) for part in own]
-        lines: list[list[object]] = [[*heads]]
-        lines += [
-            [x for cell, has in zip(row, wide, strict=True) for x in _flat(cell, has)] for row in self.rows
-        ]
+        rows = ([*chain.from_iterable(map(_flat, row, wide))] for row in self.rows)
+        lines: list[Sequence[object]] = [heads, *rows]
         csv.writer(out, lineterminator="\n").writerows(map(csv_cell, line) for line in lines)
         return out.getvalue()
 
