@@ -222,8 +222,7 @@ def compare_samples(
     titles = [*QUESTIONS, *patches]
     shares = (1 + (changes[:, 1:] >= changes[:, :1] - 1e-9).sum(1)) / (1 + splits)
     p = holm(dict(zip(titles, shares.tolist(), strict=True)))
-    usual = np.quantile(changes[:, 1:], 0.95, axis=1)
-    numbers = np.stack([*levels, changes[:, 0], usual], 1).tolist()
+    numbers = np.stack([*levels, changes[:, 0], np.quantile(changes[:, 1:], 0.95, axis=1)], 1).tolist()
     tests = tuple(
         DriftTest(title, QUESTIONS.get(title, "evidence"), before, after, change, most, p[title])
         for title, (before, after, change, most) in zip(titles, numbers, strict=True)
@@ -285,7 +284,6 @@ def read_sample(side: RunSide, method: str, patches: Sequence[np.ndarray] = ()) 
 
 
 def _contains(side: RunSide, name: str, patch: np.ndarray) -> bool:
-    """Whether the stored image contains the patch somewhere."""
     picture = side.data.folder.pictures().open(name)
     if picture is None or min(picture.size) < max(patch.shape[:2]):
         return False

@@ -167,7 +167,6 @@ def image_record(data: RunData, place: int) -> dict[str, Any]:
     """An image's predictions and scores: scores[metric][method] in the order of the data's methods."""
     images, explained = data.images, data.images.explained[place]
     at = data.folder.pictures().planes(images.ids[place])
-    axes = volume_axes(data.manifest.config.get("images", {}))
     return {
         "id": images.ids[place],
         "label": data.class_name(images.labels[place]),
@@ -176,7 +175,7 @@ def image_record(data: RunData, place: int) -> dict[str, Any]:
         "right": images.right[place],
         "explains": data.class_name(explained),
         "which": which_class(explained, images.labels[place], images.predicted[place]),
-        "planes": plane_words(at, axes) if at else "",
+        "planes": plane_words(at, volume_axes(data.manifest.config.get("images", {}))) if at else "",
         "scores": {
             metric: [
                 None if (column := images.scores.get((metric, m))) is None else json_number(column[place])
@@ -390,6 +389,5 @@ def draw_images(
             if name in packed[method]:
                 heat = normalised(resized(unpack(packed[method][name])[None], (image.height, image.width)))[0]
                 laid[method] = jpeg(overlay(image, heat))
-        record = image_record(data, place)
-        drawn.append(DrawnImage(record, jpeg(image), laid, float(score[place]), linked))
+        drawn.append(DrawnImage(image_record(data, place), jpeg(image), laid, float(score[place]), linked))
     return drawn

@@ -45,7 +45,6 @@ from heatproof.store.scores import csv_cell
 from heatproof.verdict.data import RunData, read_run
 from heatproof.verdict.judge import judge
 
-WAITING = "waiting for the first unit"
 CACHED = 12  # results: a few checkpoints of one snapshot
 PATIENCE = 1.0, 5.0  # seconds between snapshots at least, and multiples of the time that reading takes
 PER_PAGE = 60
@@ -67,8 +66,7 @@ class Snapshot(RunFolder):
     @cached_property
     def version(self) -> str:
         """Hash of these parts and settings."""
-        text = "\n".join([self.manifest.config_hash, *self.parts])
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return hashlib.sha256("\n".join([self.manifest.config_hash, *self.parts]).encode()).hexdigest()[:16]
 
     def done(self) -> set[str]:
         return set(self.parts)
@@ -144,7 +142,7 @@ class Live:
         """One model at one checkpoint (its last with rows by default)."""
         now = self.snapshot()
         if not now.parts:
-            raise StoreError(WAITING)
+            raise StoreError("waiting for the first unit")
         data = self._read(now, ("data", model, checkpoint), lambda: read_run(now, model, checkpoint))
         return self._read(now, ("data", data.model, data.checkpoint), lambda: data)  # the same for both keys
 
@@ -297,8 +295,7 @@ def places(data: RunData, query: ImageQuery) -> np.ndarray:
     rows = np.flatnonzero(chosen)
     if query.sort == "name":  # the order they are in
         return rows if query.order == "up" else rows[::-1]
-    missing = np.full(len(images.ids), np.nan)
-    scored = images.scores.get((query.sort, query.method), missing)
+    scored = images.scores.get((query.sort, query.method), np.full(len(images.ids), np.nan))
     values = np.asarray(images.confidence if query.sort == "confidence" else scored, dtype=float)[rows]
     values = values if query.order == "up" else -values
     return rows[np.argsort(values, kind="stable")]  # NaN is last
@@ -316,8 +313,7 @@ def record(data: RunData, place: int) -> dict[str, Any]:
     """
     name = data.images.ids[place]
     key, run = key_of(name), key_of(f"{data.folder.path} {data.manifest.started}")[:8]
-    stored = data.folder.pictures().path(name) is not None
-    link = f"/picture/{key}?run={run}" if stored else None
+    link = f"/picture/{key}?run={run}" if data.folder.pictures().path(name) is not None else None
     return {**image_record(data, place), "key": key, "picture": link}
 
 

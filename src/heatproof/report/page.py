@@ -112,8 +112,7 @@ def read_report(
         sections.agreement(data), sections.made(data), sections.limits(data, verdict),
         sections.definitions(data),
     ]  # fmt: skip
-    first = (sections.evidence(data, verdict.network), *more)
-    return ReportPage(data, verdict, first, pictures, rest, front)
+    return ReportPage(data, verdict, (sections.evidence(data, verdict.network), *more), pictures, rest, front)
 
 
 def write_page(

@@ -115,7 +115,6 @@ def _write(
 
 
 def _wrapped(text: str, width: float) -> list[str]:
-    """Split a text into lines that fit."""
     lines: list[str] = []
     for word in text.split():
         if lines and _font().getlength(f"{lines[-1]} {word}") <= width:

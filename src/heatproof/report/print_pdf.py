@@ -144,6 +144,5 @@ def print_with_typst(text: str) -> bytes:
         chart = r'<svg\1><![CDATA[<svg xmlns="http://www.w3.org/2000/svg"\1>\2</svg>]]></svg>'
         text = re.sub(r"<svg([^>]*)>(.*?)</svg>", chart, text, flags=re.DOTALL)
         Path(folder, "page.xml").write_text(text.strip(), encoding="utf-8")
-        typst = need("typst", "pdf")
-        content: bytes = typst.compile(asset("paper.typ").encode(), root=folder, format="pdf")
+        content: bytes = need("typst", "pdf").compile(asset("paper.typ").encode(), root=folder, format="pdf")
     return content
