@@ -503,8 +503,7 @@ def contrast_auc(
     """
     table = wins(a, b)
     counts = np.stack([np.bincount(places, minlength=len(a)) for places in resample(len(a), resamples, seed)])
-    draws = ((counts @ table) * counts).sum(1) / len(a) ** 2
-    return float(table.mean()), percentile_interval(draws)
+    return float(table.mean()), percentile_interval(((counts @ table) * counts).sum(1) / len(a) ** 2)
 
 
 @torch.no_grad()

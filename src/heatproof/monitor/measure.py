@@ -435,6 +435,5 @@ def example_maps(images: ValidationSet, answers: Answers) -> tuple[np.ndarray, d
     for method, maps in answers.maps.items():
         few = maps.take(indices)
         whole = replace(few, values=few.values.nan_to_num(0, 0, 0)).for_display().numpy()
-        volumes = whole.ndim > 3
-        heat[method] = np.stack([sections(v, middle(v.shape)) for v in whole]) if volumes else whole
+        heat[method] = np.stack([sections(v, middle(v.shape)) for v in whole]) if whole.ndim > 3 else whole
     return pixels(images.images[images.explained.rows[indices].tolist()], images.preprocess), heat

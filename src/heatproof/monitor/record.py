@@ -79,13 +79,11 @@ class Recorder:
             return None
         folder = RunFolder.open(self.path)
         units, done = make_plan(folder.manifest, len(self.images)).units, folder.done()
-        lacking = {unit.checkpoint for unit in units if unit.hash not in done}
-        whole = self.manifest.models.keys() - lacking
+        whole = self.manifest.models.keys() - {unit.checkpoint for unit in units if unit.hash not in done}
         if not whole:
             return None
         stored = Trajectory.from_run(folder)
-        by_epoch = {c.epoch: c for c in stored if c.name in whole}
-        return replace(stored, checkpoints=tuple(by_epoch.values()))
+        return replace(stored, checkpoints=tuple({c.epoch: c for c in stored if c.name in whole}.values()))
 
     def anchored(self, rule: ListRule) -> dict[str, Any] | None:
         """The gold list of the first stored checkpoint, by image."""
@@ -108,8 +106,7 @@ class Recorder:
         config: dict[str, Any] = dict(self.manifest.config)
         config["model"] = {**config["model"], "spec": model.name}
         config["run"] = {**config["run"], "device": str(model.device), "threads": torch.get_num_threads()}
-        models = {**self.manifest.models, name: weights}
-        self.manifest = replace(self.manifest, config=config, models=models)
+        self.manifest = replace(self.manifest, config=config, models={**self.manifest.models, name: weights})
         folder = RunFolder.resume(self.path, self.manifest, free=FREE)
         plan = make_plan(folder.manifest, len(self.images))
         planned = len(rows) + len(self.images.failures)  # the images of a smaller subset are all there are

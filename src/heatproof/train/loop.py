@@ -329,8 +329,7 @@ def class_weights(phase: Phase, labels: Tensor, classes: int) -> Tensor | None:
     if phase.class_weights is None:
         return None
     if phase.class_weights == BALANCED:
-        counts = torch.bincount(labels, minlength=classes)
-        return len(labels) / (classes * counts.clamp(min=1).float())
+        return len(labels) / (classes * torch.bincount(labels, minlength=classes).clamp(min=1).float())
     weights = torch.tensor([float(weight) for weight in phase.class_weights], device=labels.device)
     if len(weights) != classes or not (weights >= 0).all() or not weights.sum() > 0:
         raise InputError(f"class weights are {classes} numbers from 0 on, not all 0; got {weights.tolist()}")
@@ -501,8 +500,7 @@ def load_state(
 def trained_with_transforms(folder: Path) -> bool | None:
     """Whether COSE's transforms were part of the training that wrote this folder; None if unknown."""
     try:
-        settings = json.loads((folder / RECIPE).read_text(encoding="utf-8"))
-        return bool(settings.get("transforms", False))
+        return bool(json.loads((folder / RECIPE).read_text(encoding="utf-8")).get("transforms", False))
     except (OSError, ValueError, AttributeError):
         return None
 

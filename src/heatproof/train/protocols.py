@@ -156,8 +156,7 @@ class LeakMin:
         if self.part not in data.masks:
             known = ", ".join(data.masks) or "none"
             raise InputError(f"leakage needs masks of {self.part!r} with the training data; it has: {known}")
-        positives = data.labels == self.positive
-        empty = int((~data.masks[self.part][positives].flatten(1).any(1)).sum())
+        empty = int((~data.masks[self.part][data.labels == self.positive].flatten(1).any(1)).sum())
         if empty:
             what = f"an empty mask of {self.part!r}"
             raise InputError(f"{empty} training images of class {self.positive} have {what}")
