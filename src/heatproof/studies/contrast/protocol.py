@@ -129,8 +129,7 @@ def contrast_page(result: Contrast) -> str:
         if method != TOKEN_REMOVED and not is_floor(method):
             scores = [point.scores[method] for point in result.points if method in point.scores]
             differs = any(score.interval[0] > 0.5 for score in scores)
-            best = max(score.auc for score in scores)
-            answers.append((method, result.shown_from(method), best, differs))
+            answers.append((method, result.shown_from(method), max(score.auc for score in scores), differs))
     judged = sum(bool(point.scores) for point in result.points)
     content = {
         "this": result, "answers": answers,
@@ -159,8 +158,7 @@ def table(point: ContrastPoint) -> Grid | None:
 
 def _curves(result: Contrast) -> Panels:
     """A panel per method: AUC, and the share of images in which the token is seen, over the strengths."""
-    strengths = sorted(point.strength for point in result.points)
-    ticks = [(strength, f"{strength:.0%}") for strength in strengths]
+    ticks = [(strength, f"{strength:.0%}") for strength in sorted(point.strength for point in result.points)]
     panels = []
     for method in result.methods:
         if method == TOKEN_REMOVED:
@@ -184,8 +182,7 @@ def strip(result: Contrast, method: str, most: int = SHOWN, heading: str = "") -
         tiles.append(Tile(image, "the image"))
         for drawn, inside, title in zip(overlays, (score.a, score.b), titles, strict=True):
             tiles.append(Tile(drawn[i], title, f"{inside[i]:.0%} on the token"))
-    rows = [tiles[start : start + 6] for start in range(0, len(tiles), 6)]
-    return sheet(rows, heading=heading, side=SIDE)
+    return sheet([tiles[start : start + 6] for start in range(0, len(tiles), 6)], heading=heading, side=SIDE)
 
 
 def maps_over_pictures(result: Contrast, method: str) -> list[list[Image.Image]]:

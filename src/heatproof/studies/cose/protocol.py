@@ -308,8 +308,7 @@ def input_pairs(
         explained = maps[methods[0]].explained
         same = explained == targets
         if isinstance(head, Multilabel):
-            positive = head.positive(all_logits(model, ready, stop - start))
-            same = positive.gather(1, targets[:, None])[:, 0]
+            same = head.positive(all_logits(model, ready, stop - start)).gather(1, targets[:, None])[:, 0]
         result = {}
         for method, original in originals.items():
             heat = comparable(maps[method])
@@ -317,8 +316,7 @@ def input_pairs(
                 alike(original[which[p]], t.inverse_maps(heat[p], magnitudes[p]), mask, similarity)
                 for t, p, mask in pieces
             ]
-            columns = (torch.cat(column) for column in zip(*compared, strict=True))
-            result[method] = *columns, explained, same
+            result[method] = *(torch.cat(column) for column in zip(*compared, strict=True)), explained, same
         return result
 
     Queue(model, size, batch_size).each(count * len(drawn.names), work, results.append)

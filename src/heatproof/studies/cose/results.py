@@ -132,8 +132,7 @@ class CoseResults:
         """Array "2 2 n": sums of SSIM or of 1 - SSIM, and counts, for same and changed predictions."""
         pairs = self.counted(method)
         same, changed = pairs[pairs.same], pairs[~pairs.same]
-        sums = by_image(same.ssim, 1 - changed.ssim, same.image, changed.image, images)
-        return np.stack(sums, 1)
+        return np.stack(by_image(same.ssim, 1 - changed.ssim, same.image, changed.image, images), 1)
 
     def ahead(self, first: str, second: str) -> tuple[float, Interval]:
         """By how much the first method's COSE is above the second's, with its 95 % interval.
@@ -289,8 +288,7 @@ def table_content(studies: Sequence[CoseResults]) -> dict[str, Any]:
     values: dict[tuple[str, str, str], list[float]] = {}
     for study in studies:
         for method in (m for m in study.methods if not is_floor(m)):
-            key = study.dataset, study.family, method
-            values.setdefault(key, []).append(study.scores[method].value)
+            values.setdefault((study.dataset, study.family, method), []).append(study.scores[method].value)
     return {
         "results": results, "studies": list(studies), "methods": methods, "fits": fits,
         "every": list(dict.fromkeys(method for study in studies for method in study.methods)),
@@ -498,8 +496,7 @@ def beside_sheets(
             heats = [upsample(heat, (picture.height, picture.width))[0] for heat in heats]
             tiles = [Tile(overlay(picture, heat), m) for heat, m in zip(heats, methods, strict=True)]
             rows.append([Tile(picture, f"{study.model} ({study.family})"), *tiles])
-        drawn = sheet(rows, heading=name, cmap="inferno")
-        files[name] = _save(settings, drawn, f"beside-{number}.png")
+        files[name] = _save(settings, sheet(rows, heading=name, cmap="inferno"), f"beside-{number}.png")
     return files
 
 

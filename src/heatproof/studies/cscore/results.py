@@ -58,7 +58,6 @@ from heatproof.verdict.trajectory import (
 RECOMMENDED, CHOICE, REFUSED = "recommended", "with a choice of method", "not recommended"
 AUC = {"color": "#555555", "linestyle": "--", "linewidth": 1.2}
 LIMITS = {"ylim": (0, 1.06)}
-EMPTY = "the gold list is empty"
 BANDS = "Colours as in the paper: green from 0.80 on, amber below 0.30, red 0.000."
 
 
@@ -226,8 +225,7 @@ def phase_ends(run: Trajectory, history: History | None) -> tuple[str, str]:
     """The checkpoints at the end of phase 1 and 2; the first and the last if no phase is known."""
     first = run.checkpoints[0].name
     if history is not None and history.epochs:
-        phase = history.epochs[0].phase
-        until = max(e.epoch for e in history.epochs if e.phase == phase)
+        until = max(e.epoch for e in history.epochs if e.phase == history.epochs[0].phase)
         first = [first, *(c.name for c in run if c.epoch is not None and c.epoch <= until)][-1]
     return first, run.checkpoints[-1].name
 
@@ -304,7 +302,7 @@ def zeros(run: Trajectory, method: str, label: int) -> str:
     reasons: dict[str, list[str]] = {}
     for c in run:
         if (score := score_of(c, method, label)) is not None and score.value == 0:
-            reasons.setdefault(score.reason or EMPTY * (not score.n), []).append(c.name)
+            reasons.setdefault(score.reason or "the gold list is empty" * (not score.n), []).append(c.name)
     return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items() if reason)
 
 
@@ -527,8 +525,7 @@ def position(run: Trajectory, checkpoint: CheckpointState) -> float:
 def score_grid(run: Trajectory, checkpoint: CheckpointState) -> tuple[np.ndarray, list[str]]:
     """Methods x (all, each class), NaN if there is no score, and the names of the columns."""
     labels = sorted(checkpoint.classes)
-    methods = methods_of([run])
-    table = np.array([[score_value(checkpoint, m, c) for c in (None, *labels)] for m in methods])
+    table = np.array([[score_value(checkpoint, m, c) for c in (None, *labels)] for m in methods_of([run])])
     return table, ["all", *(run.class_name(label) for label in labels)]
 
 

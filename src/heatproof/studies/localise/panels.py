@@ -87,8 +87,7 @@ class Studio:
         for batch in loaded:
             boxes = batch.truth.boxes if batch.truth and batch.truth.boxes else [()] * len(batch.ids)
             drawn = map(Image.fromarray, pixels(batch.images, self.model.preprocess))
-            inputs = batch.images.to(self.model.device)
-            yield batch.ids, inputs, list(zip(drawn, boxes, strict=True))
+            yield batch.ids, batch.images.to(self.model.device), list(zip(drawn, boxes, strict=True))
 
     def cases(self, picked: Sequence[Picked]) -> list[Path]:
         """A case-study panel of each image, a row per method.
@@ -130,9 +129,8 @@ class Studio:
         Beside them the most certain correct image of the predicted class, as the thesis compares them.
         """
         results, settings, reasons, paths = self.results, self.settings, dict(picked), []
-        examples = {
-            results.predicted[name]: most_certain(results, results.predicted[name]) for name in reasons
-        }
+        guesses = {results.predicted[name] for name in reasons}
+        examples = {label: most_certain(results, label) for label in guesses}
         wanted = sorted({name for name in examples.values() if name})
         drawn: dict[str, tuple[View, Mapping[str, Tensor]]] = {}
         for ids, _, views in self._views(self.batches(wanted)):

@@ -75,8 +75,7 @@ def localise_study(settings: LocaliseSettings, progress: Progress | None = None)
     if not results.images:
         raise InputError(f"no image could be used; see the rows 'image' in {settings.out / 'run'}")
     flags = rows.find_flags(results, run.folder, settings.thresholds)
-    source = open_study(study_file(settings.out)).source
-    studio = Studio(results, run.folder.maps(), model, source, settings)
+    studio = Studio(results, run.folder.maps(), model, open_study(study_file(settings.out)).source, settings)
     content = rows.table_content(results, groups, flags, settings.thresholds)
     make = rows.TABLES.page(**content)
     for table in filter(None, map(make, ("classes", "flagged_images"))):  # only as files

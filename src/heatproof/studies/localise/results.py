@@ -336,8 +336,7 @@ def overlap_of_methods(maps: Mapping[str, Maps], budget: float) -> dict[str, flo
 def overlaps_of(first: Maps, second: Maps, budget: float) -> list[float]:
     """Per image, the share of kept pixels that two maps have in common; NaN if one of them is constant."""
     masks = [budget_masks(maps, budget).flatten(1) for maps in (first, second)]
-    constant = first.degenerate | second.degenerate
-    return list(mask_overlap(*masks).masked_fill(constant, math.nan).tolist())
+    return list(mask_overlap(*masks).masked_fill(first.degenerate | second.degenerate, math.nan).tolist())
 
 
 def raise_flags(
@@ -478,8 +477,7 @@ def flag_rows(flags: Sequence[Flag], results: LocaliseResults, limits: FlagThres
 
 def worst_flags(flags: Sequence[Flag], results: LocaliseResults) -> str:
     """A table of the first flags of each kind, as Markdown; flags are in the order of their kinds."""
-    kinds = groupby(flags, key=lambda flag: flag.kind)
-    worst = [flag for _, of in kinds for flag in islice(of, MOST_FLAGS)]
+    worst = [flag for _, of in groupby(flags, key=lambda flag: flag.kind) for flag in islice(of, MOST_FLAGS)]
     return TABLES.fill("flagged_images", worst, results=results).markdown() if worst else ""
 
 

@@ -435,8 +435,7 @@ def edit_scores(before: Maps, after: Maps, edited: Edited, kind: str) -> PerImag
     old, new = (torch.from_numpy(mask)[:, None] for mask in (edited.before, edited.after))
     leaves = (masses(before, old) - masses(after, old))[:, 0]
     arrives = (masses(after, new) - masses(before, new))[:, 0]
-    device = leaves.device
-    undone = Cause(UNDONE, torch.from_numpy(~edited.done).to(device))
+    undone = Cause(UNDONE, torch.from_numpy(~edited.done).to(leaves.device))
     empty = Cause("one of the maps is empty", (leaves.isnan() | arrives.isnan()) & ~undone.where)
     removed = torch.full_like(undone.where, kind == "remove")
     nowhere = Cause("a removed finder has no new position", removed, (f"edit_arrives({kind})",))

@@ -126,9 +126,7 @@ class Results:
         """Light methods with the same mean scores under every regime, so that their maps are equal."""
         groups: dict[str, list[str]] = {}
         for method in self.settings.real:
-            means = [
-                self.mean(r, method, score).value for r in REGIMES for score in ("bl", "fmr", "tmr", "dts")
-            ]
+            means = [self.mean(r, method, m).value for r in REGIMES for m in ("bl", "fmr", "tmr", "dts")]
             groups.setdefault(" ".join(f"{mean:.3f}" for mean in means), []).append(method)
         return [members for members in groups.values() if len(members) > 1]
 
@@ -295,9 +293,8 @@ def axes_of(entry: Explainer) -> tuple[str, ...]:
     """
     if of_paper := TABLES.content["axes"]["paper"].get(entry.name):
         return tuple(of_paper)
-    needs = set(entry.needs)
     slopes = entry.reads_gradients
-    shared = bool(needs & {"gradients", "activations", "scales"})
+    shared = bool(set(entry.needs) & {"gradients", "activations", "scales"})
     pooled = "layer-wise" if entry.name in LAYER_WISE else "global pooling"
     importance = "gradient" if slopes else "perturbation"
     cost = "light" if shared and slopes and not entry.own_gradients else "heavy"
@@ -621,14 +618,12 @@ def pareto_figure(made: Tables) -> Any:
     for paper, title in titles.items():
         lines, points = [], []
         for regime in REGIMES:
-            scores = ours(made["coverage"], regime, "mass score", paper)
-            for method, score in scores.items():
+            for method, score in ours(made["coverage"], regime, "mass score", paper).items():
                 time = number(ours(made["table-2"], regime, "ms/image", paper)[method])
                 if not is_floor(method):
                     colours.setdefault(method, COLOURS[len(colours) % len(COLOURS)])
                     points.append((time, number(score)))
-                style = mark(colours.get(method, GREY), regime)
-                lines.append(Line([time], [number(score)], style=style))
+                lines.append(Line([time], [number(score)], style=mark(colours.get(method, GREY), regime)))
         best = frontier(points)
         joined = {"color": "black", "linewidth": 0.8, "alpha": 0.5}
         times = [line.x[0] for line in lines if not math.isnan(line.x[0])]

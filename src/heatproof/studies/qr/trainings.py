@@ -96,8 +96,7 @@ def network_spec(settings: QrSettings, folder: Path, seed: int) -> str:
     """How a study file in this folder names the network; the small one gets a file of its own."""
     if settings.model != SMALL:
         return placed_spec(settings.model, Path.cwd())
-    text = NETWORK.format(size=settings.size, width=settings.width, seed=seed)
-    write_whole({folder / "network.py": text})
+    write_whole({folder / "network.py": NETWORK.format(size=settings.size, width=settings.width, seed=seed)})
     return "network.py:build"
 
 
