@@ -125,8 +125,7 @@ class Steps:
         self.finished, self.detail = self.finished + steps, ""
         self.bar.move(self.finished)
         if what is not None and not console.is_terminal:
-            seconds = time.perf_counter() - self.started
-            say(f"[{self.finished}/{self.total}] {what} ({seconds:.1f} s)")
+            say(f"[{self.finished}/{self.total}] {what} ({time.perf_counter() - self.started:.1f} s)")
 
 
 @contextmanager

@@ -93,8 +93,7 @@ class StudyCommand(click.Command):
         ctx.default_map = {**values, **(ctx.default_map or {})}
         weights, pickles = content.get("checkpoints", []), bool(content.get("allow_pickle"))
         files = weights if isinstance(weights, list) else str(weights)
-        table = ModelTable(str(content.get("model", "")), files, allow_pickle=pickles)
-        if runs := foreign_code(table):
+        if runs := foreign_code(ModelTable(str(content.get("model", "")), files, allow_pickle=pickles)):
             say(f"this study {runs}")
 
 

@@ -62,8 +62,7 @@ def verdict_command(run: Path, checkpoint: str | None, model: str | None, as_jso
     from heatproof.verdict.data import read_run
     from heatproof.verdict.judge import judge, keep
 
-    folder = RunFolder.open(run)
-    data = read_run(folder, model, checkpoint)
+    data = read_run(RunFolder.open(run), model, checkpoint)
     verdict = judge(data)
     stored = keep(data, verdict)
     if as_json:
@@ -89,10 +88,9 @@ def _information(verdict: Verdict, facts: Facts) -> Table:
     from heatproof.verdict.data import measure
 
     methods = [answer.method for answer in verdict.methods]
-    values = {
-        (m.method, test.name): test.value for m in verdict.methods for test in m.tests if not test.votes
-    }
-    titles = {test.name: test.title for m in verdict.methods for test in m.tests if not test.votes}
+    tests = [(m.method, test) for m in verdict.methods for test in m.tests if not test.votes]
+    values = {(method, test.name): test.value for method, test in tests}
+    titles = {test.name: test.title for _, test in tests}
     rows = []
     for name, title in titles.items():
         cells = (values.get((method, name), math.nan) for method in methods)
@@ -526,9 +524,8 @@ def verify_command(ctx: click.Context, run: Path, repair: bool) -> None:
         ctx.exit(1 if status.state == "unknown" else 0)
     first = f"; the first {FINDINGS_SHOWN}" * (len(findings) > FINDINGS_SHOWN)
     rows = [(finding.path, finding.problem) for finding in findings[:FINDINGS_SHOWN]]
-    console.print(
-        new_table(f"{counted(len(findings), 'problem')} in {path}{first}", ("file", "problem"), rows)
-    )
+    title = f"{counted(len(findings), 'problem')} in {path}{first}"
+    console.print(new_table(title, ("file", "problem"), rows))
     if repair:
         dropped = f"dropped {counted(len(folder.repair(path, findings)), 'unit')}"
         say(f"{dropped}; made again by heatproof run STUDY --out {path}")

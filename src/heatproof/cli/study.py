@@ -72,7 +72,6 @@ def placed_contrast_command(ctx: click.Context, given: dict[str, Any]) -> None:
 
 
 def _run_contrast(ctx: click.Context, given: dict[str, Any]) -> None:
-    """Run the contrast test and print its answers."""
     settings = ContrastSettings(**given)  # before torch is imported
     from heatproof.studies.contrast.protocol import contrast_study
 
@@ -111,8 +110,7 @@ def cose_command(ctx: click.Context, given: dict[str, Any]) -> None:
 
     result = cose_study(CoseSettings(**given), Progress(console))
     console.print(terminal_table(result.book.tables["cose"]))
-    scores = result.results.scores.values()
-    for reason in dict.fromkeys(score.reason for score in scores if score.reason):
+    for reason in dict.fromkeys(score.reason for score in result.results.scores.values() if score.reason):
         say(f"not defined: {reason}")
     broken = [{"image": f.id, "reason": f.reason} for f in result.failed]
     finish_study(ctx, result.page, result.failed or result.skipped, broken=broken)
