@@ -154,13 +154,13 @@ def test_what_goes_first_when_time_is_short_stands_last_on_the_ladder(many: Path
         assert (
             now <= before and {*VOTE} <= {*result.metrics} <= {*whole.metrics} and 40 <= result.images <= 120
         ), seconds
-        assert ladder(opened_study(many), seconds).seconds(result) <= 0.8 * seconds
+        assert ladder(opened_study(many), seconds).seconds(result) <= MARGIN * seconds
         before = now
-    assert result.methods == ("gradcam", "random") and 40 <= result.images <= 48
+    assert result.methods == ("gradcam", "random") and 40 <= result.images <= 56
     assert set(CORE[:2]) | {MORE[0]} <= left_out(result)
 
 
-@pytest.mark.parametrize(("seconds", "images"), [(60.0, 48), (45.0, 32), (35.0, 24), (20.0, 8), (1.0, 4)])
+@pytest.mark.parametrize(("seconds", "images"), [(60.0, 56), (45.0, 32), (35.0, 24), (20.0, 8), (1.0, 4)])
 def test_any_budget_gives_an_answer_on_fewer_images(many: Path, seconds: float, images: int) -> None:
     """Methods are left out first, then images; 55 s are needed for one method on 40."""
     result = chosen(many, seconds)
@@ -245,7 +245,7 @@ def test_what_a_step_took_decides_what_follows(many: Path) -> None:
     budget.record(step, 10 * budget.step_seconds(step))  # a busy machine: ten times as long as expected
     later = budget.plan(())
     assert budget.scale == pytest.approx(10) and len(later[-1].methods) < len(rest[-1].methods)
-    assert budget.seconds(later[-1]) <= 0.8 * 1000
+    assert budget.seconds(later[-1]) <= MARGIN * 1000
     assert {*later[-1].out_of_time} > {*rest[-1].out_of_time}
     for after, before in zip(later, [first, *later], strict=False):  # a run can only add at the end of a list
         assert after.methods[: len(before.methods)] == before.methods
@@ -393,11 +393,11 @@ def test_more_minutes_go_on_with_what_is_there(folder: Path, monkeypatch: pytest
         return 1.3 * self.planner._cost(done, done.tested_images) if done else 0.0
 
     monkeypatch.setattr(AuditScheduler, "spent", property(spent))
-    short = settings("grown", methods=(), limit=None, minutes=0.8)
+    short = settings("grown", methods=(), limit=None, minutes=0.7)
     first = run_audit(short, plan_audit(short))
     before = read_study("grown/study.toml")
     assert before.methods == ["gradcam", "random"] and before.images.limit == 32
-    assert "left out for lack of time: layercam" in first.plan.more and "such as 1.6" in first.plan.more
+    assert "left out for lack of time: layercam" in first.plan.more and "such as 1.4" in first.plan.more
     rows = Counter(
         row["unit"] for row in first.folder.scores().sql("select unit from scores where image <> ''")
     )
