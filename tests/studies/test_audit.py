@@ -34,7 +34,6 @@ from heatproof.studies.audit import planner, protocol
 from heatproof.studies.audit.planner import (
     CORE,
     CURVES,
-    EVIDENCE,
     FIRST,
     FURTHER,
     LAST,
@@ -315,19 +314,24 @@ def test_metrics_that_run_a_method_again_cost_its_passes(many: Path) -> None:
     assert costs.test("occlusion", (CURVES,)) - costs.test("occlusion", ()) == costs.group(CURVES)
 
 
-def test_tests_that_are_unlikely_to_decide_come_last(many: Path) -> None:
+def test_a_method_that_needs_too_many_images_is_tested_no_further(many: Path) -> None:
+    methods = ("gradcam", "layercam", "gradient")
     budget = ladder(opened_study(many), 1e9)
     steps = []
-    while (step := budget.step(("gradcam", "layercam", "gradient"))[0]) is not None:
+    while (step := budget.step(methods)[0]) is not None:
         steps.append(step)
         budget.record(step, budget.step_seconds(step))
-        budget.growth = {"gradcam": math.inf, "layercam": 4.0, "gradient": 4.1}  # times the images so far
-    tested = [{m: step.tested_images(m) for m in ("gradcam", "layercam", "gradient")} for step in steps]
-    assert [own["layercam"] for own in tested][:3] == [40, 40, 80]
-    with_evidence = [EVIDENCE in step.metrics for step in steps]
-    before = with_evidence.index(True)
-    assert {own["gradcam"] for own in tested[: before + 1]} == {40} and tested[before]["gradient"] == 40
-    assert tested[-1] == dict.fromkeys(tested[-1], 120)  # there is time for all
+        last = step.tested_images("layercam")  # 240 images decide it: twice as many as there are
+        budget.growth = {"gradcam": math.inf, "layercam": 240 / last, "gradient": 6.1}
+    assert {m: steps[-1].tested_images(m) for m in methods} == {
+        "gradcam": 40,
+        "layercam": 120,
+        "gradient": 40,
+    }
+    assert steps[-1].images == 120 and {*LAST} <= {*steps[-1].metrics}
+    budget.growth |= {"layercam": 6.1}
+    budget.done = steps[0]
+    assert budget.step(methods)[1].images < 120  # more images would decide none of them
 
 
 def test_images_after_evidence_cost_all_evidence_again(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:

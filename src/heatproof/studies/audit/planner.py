@@ -9,13 +9,13 @@ The rungs, in order; a rung that does not fit is left out, and later ones are st
     up to 100 images
     methods of many passes; randomisation, fragility
     up to 1,000 images, if a method is undecided
-    metrics over all images or methods; tests that are unlikely to decide a method
+    metrics over all images or methods
 
 Each line is a step of the run: after each one the rest is chosen anew by the measured time and the answers so
 far. The test is sequential (verdict/follow.py): a method is tested on 40 images, then on twice as many until
-it is decided, or would need more than twice the images of the next look. Floors are not judged: they are
-tested on 40 images with insertion and deletion. Methods that the network refuses, and metrics that the images
-do not allow, are left out with their reason.
+it is decided, or would need more than twice the images of the audit. Floors are not judged: they are tested
+on 40 images with insertion and deletion. Methods that the network refuses, and metrics that the images do not
+allow, are left out with their reason.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ PASSLESS = ("auc", "accuracy", "recall", "localise", "structure")
 LAST = {"cscore": FREE, "method_agreement": FREE,
         EVIDENCE: "what the network uses: moves evidence into other images"}  # fmt: skip
 FEWEST, FOR_EVIDENCE, SOME, MANY = 4, 64, 104, 1000  # images
-PATIENCE = 2  # a look is unlikely to decide if so many times as many images would be needed
+PATIENCE = 2  # a method that needs more than so many times the images of the audit is tested no further
 CONTINUED = 0.5  # of the methods, which are still tested after the first look (docs/results/calibration.md)
 IMAGES = "images"  # the choice of how many
 MARGIN, ALMOST = 0.9, 0.9  # of the time that is left: what is measured on two images is not exact
@@ -359,13 +359,13 @@ class BudgetPlanner:
         if method in self.decided or is_floor(method):
             return max(tested, 0 if is_floor(method) and CURVES not in chosen.groups else first)
         if tested:
-            return chosen.images if self._is_likely(method, min(2 * tested, chosen.images)) else tested
+            return chosen.images if self._may_be_decided(method, chosen.images) else tested
         return first + CONTINUED * (chosen.images - first)
 
-    def _is_likely(self, method: str, images: int) -> bool:
-        """Whether a look after so many images may decide a method."""
+    def _may_be_decided(self, method: str, images: int) -> bool:
+        """Whether tests on so many images are likely enough to decide a method."""
         tested = self.done.tested_images(method) if self.done else 0
-        return self.growth.get(method, 0.0) * tested <= PATIENCE * images
+        return method not in self.decided and self.growth.get(method, 0.0) * tested <= PATIENCE * images
 
     def record(self, step: Selection, seconds: float) -> None:
         """Record the time of a step, which corrects later estimates; that of evidence does not: a maximum."""
@@ -383,18 +383,13 @@ class BudgetPlanner:
         more = replace(steps[0], images=min(steps[0].images, 2 * self.done.images))
         if {*LAST} & ({*more.metrics} - {*self.done.metrics}):  # only after all tests
             more = replace(self.done, choices=steps[-1].choices)
-        last = replace(steps[-1], tested=self.done.tested)
-        most = last.images
-        for step in (self._with_tests(more, most), last, self._with_tests(last, most, likely=False)):
-            if not step.same_run(self.done):
-                return step, steps[-1]
-        return None, steps[-1]
+        more = self._with_tests(more, steps[-1].images)
+        if more.same_run(self.done):
+            more = replace(steps[-1], tested=self.done.tested)
+        return None if more.same_run(self.done) else more, steps[-1]
 
-    def _with_tests(self, chosen: Selection, most: int, likely: bool = True) -> Selection:
-        """With the next tests of undecided methods, as far as there is time.
-
-        most: images at the end. likely: only tests that may decide a method.
-        """
+    def _with_tests(self, chosen: Selection, most: int) -> Selection:
+        """With the next tests of undecided methods, as far as there is time; most: images at the end."""
         done = self.done or replace(chosen, tested=())
         left = self.affordable - self._seconds(self._finished(chosen), done.tested_images)
         named = {method for _, methods in done.tested for method in methods}
@@ -405,9 +400,8 @@ class BudgetPlanner:
             if goal > chosen.images:  # too few images for the next look, except for the last one
                 goal = chosen.images if not tested or chosen.images >= most else tested
             price = self.scale * self.checkpoints * self.costs.test(method, chosen.groups) * (goal - tested)
-            is_open = goal > tested and method not in self.decided
-            worth_it = not likely or self._is_likely(method, goal)
-            if method not in named or (is_open and worth_it and price <= left):
+            is_open = goal > tested and self._may_be_decided(method, most)
+            if method not in named or (is_open and price <= left):
                 steps[goal] = (*steps.get(goal, ()), method)
                 left -= price
         return replace(chosen, tested=(*done.tested, *sorted(steps.items())))
@@ -444,8 +438,9 @@ class BudgetPlanner:
             rich = self._methods(rich, [*fewer.values()], "many passes per image")
         for group in FURTHER:
             rich = self._metrics(rich, group)
-        open_questions = any(not is_floor(m) and m not in self.decided for m in rich.methods)
-        last = self._images(rich, self.most) if open_questions else rich
+        last = self._images(rich, self.most)
+        if not any(not is_floor(m) and self._may_be_decided(m, last.images) for m in rich.methods):
+            last = rich
         whole = self._count_noted(self._finished(last))
         steps = [replace(step, choices=whole.choices) for step in (start, small, some, rich, last, whole)]
         before = [self.done, *steps[:-1]]
