@@ -24,6 +24,7 @@ from heatproof.disk import write_whole
 from heatproof.metrics.specific import DRAWS, STEPS
 from heatproof.registry import parse_call
 from heatproof.studies.audit.planner import DRAWS as AUDIT_DRAWS
+from heatproof.studies.audit.planner import PATIENCE
 from heatproof.studies.common import write_rows
 from heatproof.verdict.follow import (
     FIRST_LOOK,
@@ -34,6 +35,8 @@ from heatproof.verdict.follow import (
     Values,
     answers,
     calibration,
+    growth_needed,
+    limits,
     looks,
     rule,
 )
@@ -130,14 +133,19 @@ def count(
 
 
 def judged(values: Values, by: FollowRule, schedule: Looks) -> Iterator[tuple[str, str, int]]:
-    """Each method, its answer, and the number of images on which it was tested, as in an audit."""
+    """Each method, its answer, and the number of images on which it was tested, as in an audit of IMAGES."""
     result: dict[str, tuple[str, int]] = dict.fromkeys(values, ("undecided", 0))
+    tested = {*values}
     for n, level in schedule:
-        for m, (answer, _) in result.items():
-            result[m] = (answer, n) if answer == "undecided" else result[m]
-        upto = {m: tuple(column[: result[m][1]] for column in both) for m, both in values.items()}
-        now = answers(upto, by, levels=dict.fromkeys(values, level))  # type: ignore[arg-type]
-        result = {m: (now[m] if own[0] == "undecided" else own[0], own[1]) for m, own in result.items()}
+        result |= {m: (result[m][0], n) for m in tested}
+        upto: Any = {m: tuple(column[: result[m][1]] for column in both) for m, both in values.items()}
+        now = answers(upto, by, levels=dict.fromkeys(tested, level))
+        result |= {m: (now[m], n) for m in tested}
+        tested = {m for m in tested if now[m] == "undecided"}
+        waiting = sum(answer == "undecided" for answer, _ in result.values())
+        thresholds, next_level = limits(upto, by), looks((n, 2 * n))[2 * n] / max(1, waiting)
+        needed = {m: n * growth_needed(upto[m], thresholds, next_level) for m in tested}
+        tested = {m for m in tested if needed[m] <= PATIENCE * IMAGES}
     return ((m, *own) for m, own in result.items())
 
 

@@ -106,4 +106,4 @@ def test_the_package_stays_within_its_budget() -> None:
     """Aim: 42,000 lines in 260 files. Lower it as the package shrinks; a commit that raises it says why."""
     files = list(ROOT.rglob("*.py"))
     lines = sum(len(file.read_text().splitlines()) for file in files)
-    assert lines <= 47_725 and len(files) <= 160, f"{lines} lines in {len(files)} files"
+    assert lines <= 47_720 and len(files) <= 160, f"{lines} lines in {len(files)} files"
