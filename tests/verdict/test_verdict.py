@@ -250,7 +250,7 @@ def test_what_is_close_to_its_shadows_stays_undecided(tmp_path: Path) -> None:
     between, near = verdict_on(tmp_path / "run", values, rule).methods[1:3]
     assert between.follows == near.follows == "undecided"
     assert between.note.startswith("between the limits of both answers on 100 images")
-    assert near.note.startswith("too close to the control maps on 100 images: about ")
+    assert near.note.startswith("too close to the control maps on 100 images: add images (about ")
     assert "`heatproof contrast MODEL IMAGES`" in between.note and "`heatproof contrast" in near.note
     flat = verdict_on(tmp_path / "flat", scores(), FollowRule(informative=2.0, yes=0.1, no=0.0))
     assert len(undecided(flat)) == 1, "where no map stands out, nobody is judged"

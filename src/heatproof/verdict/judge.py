@@ -234,8 +234,8 @@ def _would_decide(n: int, growth: float, obstacles: bool, none_judged: bool, sto
         return f"no method is better than its control maps on this network, so none is judged: {CONTRAST}"
     if growth == math.inf:
         return f"between the limits of both answers on {n} images, so more of them hardly help: {CONTRAST}"
-    needed = float(f"{growth * n:.2g}")
-    return f"too close to the control maps on {n} images: about {needed:,.0f} would decide, or {CONTRAST}"
+    needed = f"add images (about {float(f'{growth * n:.2g}'):,.0f} are needed)"
+    return f"too close to the control maps on {n} images: {needed}, or {CONTRAST}"
 
 
 def _blank(data: RunData, method: str, following: Sequence[str]) -> str:
