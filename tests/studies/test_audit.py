@@ -161,7 +161,7 @@ def test_what_goes_first_when_time_is_short_stands_last_on_the_ladder(many: Path
 
 @pytest.mark.parametrize(("seconds", "images"), [(60.0, 56), (45.0, 32), (35.0, 24), (20.0, 8), (1.0, 4)])
 def test_any_budget_gives_an_answer_on_fewer_images(many: Path, seconds: float, images: int) -> None:
-    """Methods are left out first, then images; 55 s are needed for one method on 40."""
+    """Methods are left out first, then images; 50 s are needed for one method on 40."""
     result = chosen(many, seconds)
     assert (result.methods, result.images) == (("gradcam", "random"), images)
     if images < 30:

@@ -11,7 +11,6 @@ import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 
 from heatproof.disk import write_whole
@@ -97,8 +96,8 @@ class Table:
         wide = [any(_is_wide(row[j]) for row in self.rows) for j in range(len(names))]
         parts = [("", " low", " high", " n")[: 4 if has else 1] for has in wide]
         heads = [f"{name}{part}" for name, own in zip(names, parts, strict=True) for part in own]
-        rows = ([*chain.from_iterable(map(_flat, row, wide))] for row in self.rows)
-        lines: list[Sequence[object]] = [heads, *rows]
+        cells = (zip(row, wide, strict=True) for row in self.rows)
+        lines: list[Sequence[object]] = [heads, *([x for c in row for x in _flat(*c)] for row in cells)]
         csv.writer(out, lineterminator="\n").writerows(map(csv_cell, line) for line in lines)
         return out.getvalue()
 

@@ -545,7 +545,7 @@ def fixed_threads(count: int) -> Iterator[None]:
     """Let torch use `count` threads in the calling thread, and one in threads that start meanwhile.
 
     If a thread that loads or writes has OpenMP threads of its own, there are more than CPUs, and those of a
-    pass sleep after each layer instead of waiting actively, which takes longer (docs/results/speed.md).
+    pass sleep after each layer instead of waiting actively, which makes passes slower.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(count)

@@ -240,7 +240,7 @@ class CostModel:
 
     @property
     def evidence(self) -> float:
-        """Seconds of the interventions, at most."""
+        """Seconds per image of the interventions, at most."""
         return EVIDENCE_VOTE * self.group(VOTE)
 
     def _trials(self, method: str, group: MetricGroup = ()) -> Trials:
